@@ -1,0 +1,90 @@
+"""The Target protocol: prefill, score a tree in one pass, show features, keep a path, rewind.
+
+Knows nothing of drafters, acceptance or sampling.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from outpace.verification.tree import DraftTree
+
+Tap = int | Literal["last_normed"]
+"""A place to read features: ``k`` is the output of layer k (0: the embeddings), ``last_normed`` what the head reads."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What one forward shows.
+
+    Args:
+        logits: next-token logits; ``[batch, rows, vocab]``, one row for prefill (the last token of each prompt),
+            1 + N rows for a scored tree.
+        features: the states at the taps asked for; None when none were. Prefill shows every prompt position.
+    """
+
+    logits: Float[Tensor, "batch rows vocab"]
+    features: Float[Tensor, "batch places taps width"] | None = None
+
+
+class State(Protocol):
+    """The rows a target has read: one cache slot a row. Only the target that opened it looks inside."""
+
+    @property
+    def lengths(self) -> Int[Tensor, " batch"]:
+        """How many tokens of each active row the target has read and kept."""
+        ...
+
+
+class Target(Protocol):
+    """A model being accelerated.
+
+    A batch lives in a ``State``. Rows join by ``prefill`` (at the end of the batch) and leave by ``select``; between
+    the two every turn calls ``score`` once and ``keep`` once.
+    """
+
+    name: str
+    folder: Path | None
+    vocab_size: int
+    max_positions: int
+    eos_ids: tuple[int, ...]
+    can_tree: bool
+    can_rewind: bool
+    fingerprint: str
+    device: torch.device
+    dtype: torch.dtype
+
+    def open(self, slots: int, positions: int) -> State:
+        """An empty batch with room for ``slots`` rows of ``positions`` tokens each, drafts included."""
+        ...
+
+    def prefill(
+        self, state: State, ids: Int[Tensor, "new time"], lengths: Int[Tensor, " new"], taps: tuple[Tap, ...] = ()
+    ) -> Scores:
+        """Read new prompts (right-padded to ``time``) as new last rows; logits of each prompt's last token."""
+        ...
+
+    def score(
+        self, state: State, last: Int[Tensor, " batch"], tree: DraftTree, taps: tuple[Tap, ...] = ()
+    ) -> Scores:
+        """Logits after the last emitted token (row 0) and after every node (row 1 + i), in one forward.
+
+        Each node sees the kept tokens, ``last``, its ancestors and itself. Nothing is kept until ``keep``.
+        """
+        ...
+
+    def keep(self, state: State, path: Int[Tensor, "batch depth"], num_accepted: Int[Tensor, " batch"]) -> None:
+        """Keep ``last`` and the accepted path of the tree just scored; forget the other nodes."""
+        ...
+
+    def rewind(self, state: State, lengths: Int[Tensor, " batch"]) -> None:
+        """Forget every token past ``lengths``."""
+        ...
+
+    def select(self, state: State, rows: Int[Tensor, " kept"]) -> None:
+        """Keep only these batch rows, in this order; their slots are packed to the front."""
+        ...
