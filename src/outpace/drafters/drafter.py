@@ -6,12 +6,14 @@ Knows nothing of verdicts' mathematics: it is told what was kept and guesses aga
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from outpace.models.target import Tap
 from outpace.verification.coins import Keys
-from outpace.verification.probabilities import Sampling
+from outpace.verification.matching import candidates, race
+from outpace.verification.probabilities import Sampling, draw
 from outpace.verification.tree import DraftTree
 
 Features = Float[Tensor, "places taps width"]
@@ -25,10 +27,12 @@ class Proposal:
         tree: the drafted nodes; a row may be empty.
         draft_probs: row 0 is the law the root's children were drawn from, row 1 + i the law of node i's children, in
             target ids; None when children are deterministic (one-hot), as for lookup and top-k trees.
+        draft_logits: what a model drafter's raw logits were at the same rows, for traces; None where there are none.
     """
 
     tree: DraftTree
     draft_probs: Float[Tensor, "batch rows vocab"] | None = None
+    draft_logits: Float[Tensor, "batch rows vocab"] | None = None
 
 
 class DraftState(Protocol):
@@ -74,6 +78,28 @@ class Drafter(Protocol):
         """
         ...
 
-    def select(self, state: DraftState, rows: Int[Tensor, " kept"]) -> None:
+    def select(self, state: DraftState, rows: list[int]) -> None:
         """Keep only these batch rows, in this order."""
         ...
+
+
+def chains(drafts: list[list[int]]) -> DraftTree:
+    """One chain a row, ragged."""
+    width = max(map(len, drafts), default=0)
+    tokens = torch.tensor([[*draft, *[-1] * (width - len(draft))] for draft in drafts], dtype=torch.int64)
+    return DraftTree.chain(tokens.view(len(drafts), width), torch.tensor([len(draft) for draft in drafts]))
+
+
+def pick(probs: Float[Tensor, "batch vocab"], keys: Keys, depth: int) -> Int[Tensor, " batch"]:
+    """Draw the draft token ``depth`` places behind the start of the turn from each row's law.
+
+    A coupled row races with the very noise that the target will race with at that position, so that the two agree as
+    often as their laws allow; any other row inverts its law at a coin of its own.
+    """
+    drawn = draw(probs, keys.coins("draft", depth + 1, probs.device)[:, depth])
+    if not any(keys.coupled):
+        return drawn
+    ids = candidates(probs.unsqueeze(1))
+    noise = keys.noise(torch.full((len(probs), 1), depth), ids)
+    raced = race(probs.unsqueeze(1), ids, noise.times, noise.tail_times, noise.tail_coins)[:, 0]
+    return raced.where(torch.tensor(keys.coupled, device=probs.device), drawn)

@@ -35,7 +35,7 @@ class State(Protocol):
     """The rows a target has read: one cache slot a row. Only the target that opened it looks inside."""
 
     @property
-    def lengths(self) -> Int[Tensor, " batch"]:
+    def lengths(self) -> list[int]:
         """How many tokens of each active row the target has read and kept."""
         ...
 
@@ -63,7 +63,7 @@ class Target(Protocol):
         ...
 
     def prefill(
-        self, state: State, ids: Int[Tensor, "new time"], lengths: Int[Tensor, " new"], taps: tuple[Tap, ...] = ()
+        self, state: State, ids: Int[Tensor, "new time"], lengths: list[int], taps: tuple[Tap, ...] = ()
     ) -> Scores:
         """Read new prompts (right-padded to ``time``) as new last rows; logits of each prompt's last token."""
         ...
@@ -77,14 +77,14 @@ class Target(Protocol):
         """
         ...
 
-    def keep(self, state: State, path: Int[Tensor, "batch depth"], num_accepted: Int[Tensor, " batch"]) -> None:
+    def keep(self, state: State, path: Int[Tensor, "batch depth"], num_accepted: list[int]) -> None:
         """Keep ``last`` and the accepted path of the tree just scored; forget the other nodes."""
         ...
 
-    def rewind(self, state: State, lengths: Int[Tensor, " batch"]) -> None:
+    def rewind(self, state: State, lengths: list[int]) -> None:
         """Forget every token past ``lengths``."""
         ...
 
-    def select(self, state: State, rows: Int[Tensor, " kept"]) -> None:
+    def select(self, state: State, rows: list[int]) -> None:
         """Keep only these batch rows, in this order; their slots are packed to the front."""
         ...

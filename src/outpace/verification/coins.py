@@ -52,19 +52,63 @@ def uniforms(keys: Sequence[int], counters: Int[Tensor, "streams counters"]) -> 
 
 
 @dataclass(frozen=True)
+class Noise:
+    """What a race of exponentials needs (``matching.race``): a time for each candidate, and for all others together.
+
+    Args:
+        times: Exp(1) for every candidate id.
+        tail_times: Exp(1) for the tokens that are not candidates, taken as one runner.
+        tail_coins: uniform in [0, 1): which of them, should that runner win.
+    """
+
+    times: Float[Tensor, "batch rows candidates"]
+    tail_times: Float[Tensor, "batch rows"]
+    tail_coins: Float[Tensor, "batch rows"]
+
+
+@dataclass(frozen=True)
 class Keys:
     """What names the coins of one turn: a seed and a sample index a row, and where the row's turn starts.
 
     Coins of draft and verdict are keyed by the *start* of the turn, never by the absolute position that a node would
     take: a rule that looks past its own cut (``block``, ``traversal``) would otherwise meet the same coins again in
-    the next turn, and the law would be biased.
+    the next turn, and the law would be biased. Only the noise of the shared-noise coupling is keyed by absolute
+    position, because there the token at a position must not depend on where a turn began.
+
+    Args:
+        seeds, samples: of every row.
+        starts: the absolute position of the first token that the turn will emit.
+        coupled: whether the row is decoded by the coupling.
     """
 
     seeds: tuple[int, ...]
     samples: tuple[int, ...]
     starts: tuple[int, ...]
+    coupled: tuple[bool, ...]
 
     def coins(self, purpose: Purpose, count: int, device: torch.device | None = None) -> Float[Tensor, "batch coins"]:
         """``count`` uniforms a row for one purpose."""
-        keys = [stream_key(*row, purpose) for row in zip(self.seeds, self.samples, self.starts, strict=True)]
-        return uniforms(keys, torch.arange(count, device=device).expand(len(keys), count))
+        rows = zip(self.seeds, self.samples, self.starts, strict=True)
+        counters = torch.arange(count, device=device).expand(len(self.seeds), count)
+        return uniforms([stream_key(*row, purpose) for row in rows], counters)
+
+    def select(self, rows: Sequence[int]) -> "Keys":
+        """The keys of some rows."""
+        seeds, samples, starts = (
+            tuple(part[row] for row in rows) for part in (self.seeds, self.samples, self.starts)
+        )
+        return Keys(seeds, samples, starts, tuple(self.coupled[row] for row in rows))
+
+    def noise(self, depths: Int[Tensor, "batch rows"], ids: Int[Tensor, "batch rows candidates"]) -> Noise:
+        """Noise of the coupling for rows ``depths`` tokens behind the start, on their candidate ids."""
+        batch, rows, count = ids.shape
+        places = depths.tolist()
+        named = [
+            (seed, sample, start + depth)
+            for seed, sample, start, row in zip(self.seeds, self.samples, self.starts, places, strict=True)
+            for depth in row
+        ]
+        own = uniforms([stream_key(*name, "noise") for name in named], ids.reshape(batch * rows, count))
+        pair = torch.arange(2, device=ids.device).expand(batch * rows, 2)
+        tail = uniforms([stream_key(*name, "tail") for name in named], pair).view(batch, rows, 2)
+        return Noise(-torch.log1p(-own).view(ids.shape), -torch.log1p(-tail[..., 0]), tail[..., 1])

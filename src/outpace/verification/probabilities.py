@@ -4,7 +4,13 @@ Knows nothing of models, drafts or rules.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+from torch.nn.functional import pad
 
 from outpace.errors import UsageError
 
@@ -45,3 +51,157 @@ class Sampling:
     def greedy(self) -> bool:
         """Whether every draw is the argmax."""
         return self.temperature <= GREEDY_BELOW
+
+
+_BLOCK = 256
+"""Rows are searched in two levels, block sums or maxima first: reductions are fast and exact, scans are neither."""
+
+_RANKS = (64, 1024, 8192)
+"""How many most probable tokens are looked at first: sorting 49,152 takes fifty times as long as taking 64."""
+
+
+def _blocks(rows: Shaped[Tensor, "*lead vocab"], fill: float) -> Shaped[Tensor, "*lead blocks width"]:
+    vocab = rows.shape[-1]
+    width = min(_BLOCK, vocab)
+    padded = pad(rows, (0, -vocab % width), value=fill) if vocab % width else rows
+    return padded.reshape(*rows.shape[:-1], -1, width)
+
+
+def _block(blocks: Shaped[Tensor, "*lead blocks width"], index: Int[Tensor, "*lead"]) -> Shaped[Tensor, "*lead width"]:
+    where = index[..., None, None].expand(*index.shape, 1, blocks.shape[-1])
+    return blocks.gather(-2, where).squeeze(-2)
+
+
+def argmax(logits: Float[Tensor, "*lead vocab"]) -> tuple[Int[Tensor, "*lead"], Float[Tensor, "*lead"]]:
+    """The most probable token of each row and its logit: the lowest id on ties, here and therefore everywhere.
+
+    NaN wins over any number, so ``~values.isfinite()`` says which rows are unusable at no further cost.
+    """
+    blocks = _blocks(logits, -math.inf)
+    best = blocks.amax(-1).argmax(-1)
+    inside = _block(blocks, best)
+    token = inside.argmax(-1)
+    values = inside.gather(-1, token[..., None]).squeeze(-1)
+    return best * blocks.shape[-1] + token, values
+
+
+def unusable_rows(logits: Float[Tensor, "*lead vocab"]) -> Bool[Tensor, "*lead"]:
+    """Which rows are no law: NaN or plus infinity somewhere, or minus infinity everywhere. Costs one maximum."""
+    return ~logits.amax(-1).isfinite()
+
+
+def draw(probs: Float[Tensor, "*lead vocab"], uniforms: Float[Tensor, "*lead"]) -> Int[Tensor, "*lead"]:
+    """One token of each row: the first whose cumulative mass exceeds the uniform's share of the row's total.
+
+    Tokens stand in order of their ids. A token of probability zero is never drawn, whatever the uniform and however
+    the row's sum is rounded: only a place that raises the cumulative mass can be the first above, and sums that round
+    otherwise than the cumulative masses cannot matter, as what is handed down is a share.
+
+    Args:
+        probs: non-negative, with a positive sum; rows need not be normalised. A row without mass is the caller's fault.
+        uniforms: in [0, 1).
+    """
+    blocks = _blocks(probs, 0.0)
+    block, share = _first_above(blocks.sum(-1), uniforms)
+    token, _ = _first_above(_block(blocks, block), share)
+    return block * blocks.shape[-1] + token
+
+
+def _first_above(
+    mass: Float[Tensor, "*lead places"], share: Float[Tensor, "*lead"]
+) -> tuple[Int[Tensor, "*lead"], Float[Tensor, "*lead"]]:
+    """The first place whose cumulative mass exceeds a share of the total, and at what share of that place.
+
+    A point at or past the total, by rounding, falls to the last place that has mass.
+    """
+    reached = mass.double().cumsum(-1)
+    point = share * reached[..., -1]
+    index = ((reached <= point[..., None]) & (reached < reached[..., -1:])).sum(-1, keepdim=True)
+    before = pad(reached, (1, 0)).gather(-1, index).squeeze(-1)
+    return index.squeeze(-1), (point - before) / mass.gather(-1, index).squeeze(-1)
+
+
+def settle_ties(
+    probs: Float[Tensor, "*lead vocab"],
+    values: Float[Tensor, "*lead ranks"],
+    ids: Int[Tensor, "*lead ranks"],
+    kept: Int[Tensor, "*lead"],
+) -> Int[Tensor, "*lead ranks"]:
+    """``ids`` with a tie across the border after ``kept`` ranks decided for the lowest: ``topk`` promises no order."""
+    last, following = (
+        values.gather(-1, place.clamp(0, values.shape[-1] - 1)[..., None]).squeeze(-1) for place in (kept - 1, kept)
+    )
+    tied = (last == following) & (last > 0) & (kept < values.shape[-1])
+    for row in tied.nonzero().tolist():
+        where = tuple(row)
+        above, border = int((values[where] > last[where]).sum()), int(kept[where])
+        ids[where][above:border] = (probs[where] == last[where]).nonzero()[: border - above, 0]
+    return ids
+
+
+def probability_rows(logits: Float[Tensor, "*lead vocab"], sampling: Sampling) -> Float[Tensor, "*lead vocab"]:
+    """The law of each row: temperature, then top-k, top-p and min-p, each on what the one before has left.
+
+    Tokens rank by probability, of equals the lower id first; every filter keeps a head of that ranking, ``top_k``
+    tokens exactly. Greedy gives the one-hot row of the argmax. The order is that of transformers, which differs in
+    keeping all tokens that tie at the border of top-k.
+
+    Args:
+        logits: any float dtype, minus infinity for what is forbidden. Rows that ``unusable_rows`` names give rubbish.
+        sampling: one for all rows; see ``batch_probability_rows``.
+
+    Returns:
+        Rows that sum to one, float64 for float64 logits and fp32 for all others.
+    """
+    scores = logits if logits.dtype == torch.float64 else logits.float()
+    if sampling.greedy:
+        return torch.zeros_like(scores).scatter_(-1, argmax(scores)[0][..., None], 1.0)
+    probs = (scores if sampling.temperature == 1 else scores / sampling.temperature).softmax(-1)
+    if sampling.top_k == 0 and sampling.top_p == 1 and sampling.min_p == 0:
+        return probs
+    return _truncate(probs.reshape(-1, probs.shape[-1]), sampling, _RANKS).view_as(probs)
+
+
+def _truncate(
+    probs: Float[Tensor, "rows vocab"], sampling: Sampling, ladder: tuple[int, ...]
+) -> Float[Tensor, "rows vocab"]:
+    """The filters by the first number of ranks that can settle them; rows that need more climb the ladder alone."""
+    vocab = probs.shape[-1]
+    ranks, *higher = (*(ranks for ranks in ladder if sampling.top_k < ranks < vocab), vocab)
+    values, ids = probs.topk(ranks, dim=-1)
+    kept = _count_kept(values, sampling)
+    ids = settle_ties(probs, values, ids, kept)
+    values = values.where(torch.arange(ranks, device=probs.device) < kept[:, None], 0.0)
+    law = torch.zeros_like(probs).scatter_(-1, ids, values / values.sum(-1, keepdim=True))
+    if higher and bool((short := kept == ranks).any()):
+        law[short] = _truncate(probs[short], sampling, tuple(higher))
+    return law
+
+
+def _count_kept(values: Float[Tensor, "*lead ranks"], sampling: Sampling) -> Int[Tensor, "*lead"]:
+    """How many of the most probable tokens survive the filters; all of them means that the ranking ended too early.
+
+    Args:
+        values: the largest probabilities of each row, falling; shares of the row's whole mass.
+    """
+    left = values.double()
+    if 0 < sampling.top_k < left.shape[-1]:
+        left = pad(left[..., : sampling.top_k], (0, left.shape[-1] - sampling.top_k))
+    if sampling.top_p < 1:
+        total = left.sum(-1, keepdim=True) if sampling.top_k else 1.0
+        mass_before = left.cumsum(-1) - left
+        left = left.where(mass_before < sampling.top_p * total, 0.0)
+    return ((left > 0) & (left >= sampling.min_p * left[..., :1])).sum(-1)
+
+
+def batch_probability_rows(
+    logits: Float[Tensor, "batch rows vocab"], samplings: Sequence[Sampling]
+) -> Float[Tensor, "batch rows vocab"]:
+    """``probability_rows`` for a batch whose requests may differ in sampling: one call for each kind there is."""
+    if len(kinds := set(samplings)) == 1:
+        return probability_rows(logits, samplings[0])
+    probs = torch.empty_like(logits, dtype=torch.float64 if logits.dtype == torch.float64 else torch.float32)
+    for kind in kinds:
+        members = [index for index, sampling in enumerate(samplings) if sampling == kind]
+        probs[members] = probability_rows(logits[members], kind)
+    return probs

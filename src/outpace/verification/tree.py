@@ -13,11 +13,19 @@ the root and the N nodes together, so that row 0 of any ``rows`` axis is the roo
         └── e
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
+
+from outpace.errors import UsageError
+
+ABSENT = -2
+"""Fills a ragged frontier: no node here, where -1 would mean the root."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +45,306 @@ class DraftTree:
     parents: Int[Tensor, "batch nodes"]
     num_nodes: Int[Tensor, " batch"]
 
+    @classmethod
+    def chain(cls, tokens: Int[Tensor, "batch nodes"], num_nodes: Int[Tensor, " batch"] | None = None) -> "DraftTree":
+        """Every token the only child of the one before; ``num_nodes`` cuts ragged rows, None takes all of them."""
+        batch, nodes = tokens.shape
+        parents = torch.arange(-1, nodes - 1, device=tokens.device).expand(batch, nodes)
+        if num_nodes is None:
+            tree = cls(tokens, parents, torch.full((batch,), nodes, device=tokens.device))
+        else:
+            real = torch.arange(nodes, device=tokens.device) < num_nodes[:, None]
+            tree = cls(tokens.where(real, -1), parents.where(real, -1), num_nodes)
+        vars(tree)["is_chain"] = True  # known by construction: comparing parents would make an accelerator wait
+        return tree
+
+    @classmethod
+    def empty(cls, batch: int, device: torch.device | None = None) -> "DraftTree":
+        """No draft for any row: the forward scores the root alone."""
+        return cls.chain(torch.empty((batch, 0), dtype=torch.int64, device=device))
+
+    @classmethod
+    def from_lists(
+        cls, rows: Sequence[tuple[Sequence[int], Sequence[int]]], device: torch.device | None = None
+    ) -> "DraftTree":
+        """One ``(tokens, parents)`` pair a row, padded over the batch; the inverse of ``to_lists``.
+
+        Raises:
+            UsageError: a row has not as many parents as tokens, or is not a tree (see ``validate``).
+        """
+        for row, (tokens, parents) in enumerate(rows):
+            if len(tokens) != len(parents):
+                raise UsageError(f"row {row} has {len(tokens)} tokens and {len(parents)} parents; allowed: one each")
+        counts = [len(tokens) for tokens, _ in rows]
+        width = max(counts, default=0)
+        padded = [[[*part, *[-1] * (width - count)] for part in row] for row, count in zip(rows, counts, strict=True)]
+        both = torch.tensor(padded, dtype=torch.int64, device=device).reshape(len(rows), 2, width)
+        tree = cls(both[:, 0], both[:, 1], torch.tensor(counts, dtype=torch.int64, device=device))
+        tree.validate()
+        return tree
+
+    def to_lists(self) -> list[tuple[list[int], list[int]]]:
+        """One ``(tokens, parents)`` pair a row, without filler."""
+        columns = zip(self.tokens.tolist(), self.parents.tolist(), self.num_nodes.tolist(), strict=True)
+        return [(tokens[:count], parents[:count]) for tokens, parents, count in columns]
+
     @property
     def real(self) -> Bool[Tensor, "batch nodes"]:
         """Which entries are nodes and not filler."""
         return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.num_nodes[:, None]
+
+    @cached_property
+    def is_chain(self) -> bool:
+        """Whether no node of any row has a sibling: node i is the child of node i - 1. Empty rows are chains."""
+        expected = torch.arange(-1, self.tokens.shape[1] - 1, device=self.tokens.device)
+        return bool(((self.parents == expected) | ~self.real).all())
+
+    @cached_property
+    def _ancestors(self) -> Bool[Tensor, "batch nodes nodes"]:
+        batch, nodes = self.tokens.shape
+        if vars(self).get("is_chain"):  # only when already known; a tree is not worth the question
+            lower = torch.ones((nodes, nodes), dtype=torch.bool, device=self.tokens.device).tril()
+            return lower & self.real[:, :, None]
+        # Pointer doubling: after step k each row holds the nodes less than 2**k above it. Index 0 is the root.
+        above = pad(self.parents + 1, (1, 0))
+        mask = torch.eye(nodes + 1, dtype=torch.bool, device=self.tokens.device).expand(batch, -1, -1)
+        for _ in range((nodes - 1).bit_length() if nodes else 0):
+            mask = mask | mask.gather(1, above[:, :, None].expand(-1, -1, nodes + 1))
+            above = above.gather(1, above)
+        return mask[:, 1:, 1:] & self.real[:, :, None]
+
+    def ancestor_mask(self) -> Bool[Tensor, "batch nodes nodes"]:
+        """Who sees whom: ``[b, i, j]`` is true iff node j is node i or an ancestor of it.
+
+        Rows and columns of filler are false throughout. The tensor is computed once and shared: do not write to it.
+        """
+        return self._ancestors
+
+    def depths(self) -> Int[Tensor, "batch nodes"]:
+        """Distance from the root: 1 for the root's children, 0 for filler."""
+        return self._ancestors.sum(-1)
+
+    def positions(self, lengths: Int[Tensor, " batch"]) -> Int[Tensor, "batch rows"]:
+        """Absolute position of the root (column 0) and of every node (column 1 + i), by depth, not by index.
+
+        Args:
+            lengths: how many tokens the target has read of each row: the root's position.
+
+        Returns:
+            ``lengths + depth``; filler stands at the root's position, which every model can embed.
+        """
+        return lengths[:, None] + pad(self.depths(), (1, 0))
+
+    def path_to(self, nodes: Int[Tensor, " batch"]) -> Int[Tensor, "batch depth"]:
+        """Node indices from the root's child down to one node a row, padded with -1 to the longest of these paths.
+
+        Args:
+            nodes: a real node of each row, or -1 for the root, whose path is empty.
+        """
+        batch, width = self.tokens.shape
+        if width == 0:
+            return self.tokens
+        on_path = self._ancestors[torch.arange(batch, device=nodes.device), nodes.clamp(min=0)] & (nodes >= 0)[:, None]
+        longest = max(on_path.sum(-1).tolist(), default=0)
+        place = self.depths() * on_path  # column 0 collects what is not on the path, and is cut off
+        indices = torch.arange(width, device=nodes.device).expand(batch, width)
+        return indices.new_full((batch, 1 + longest), -1).scatter(1, place, indices)[:, 1:]
+
+    def children(self, nodes: Int[Tensor, " batch"]) -> Bool[Tensor, "batch nodes"]:
+        """Which entries are children of one node a row; -1 asks for the root's."""
+        return (self.parents == nodes[:, None]) & self.real
+
+    def grow(
+        self,
+        parents: Int[Tensor, "batch new"],
+        tokens: Int[Tensor, "batch new"],
+        wanted: Bool[Tensor, "batch new"] | None = None,
+    ) -> tuple["DraftTree", Int[Tensor, "batch new"]]:
+        """Append children, in the order given.
+
+        Args:
+            parents: nodes of this tree, or -1 for the root.
+            tokens: the children's token ids.
+            wanted: which of them to append; None appends all. Rows may differ in how many.
+
+        Returns:
+            The larger tree, and the index of every child in it, ``ABSENT`` where it was not wanted.
+        """
+        wanted = torch.ones_like(parents, dtype=torch.bool) if wanted is None else wanted
+        totals = self.num_nodes + wanted.sum(1)
+        width = max(totals.tolist(), default=0)
+        place = self.num_nodes[:, None] + wanted.cumsum(1) - 1
+        column = place.where(wanted, width)  # one column too many collects the unwanted, and is cut off
+        spare = width + 1 - self.tokens.shape[1]
+        grown = [
+            pad(old, (0, spare), value=-1).scatter(1, column, new)[:, :width]
+            for old, new in ((self.tokens, tokens), (self.parents, parents))
+        ]
+        return DraftTree(grown[0], grown[1], totals), place.where(wanted, ABSENT)
+
+    def prune(self, keep: Bool[Tensor, "batch nodes"]) -> "DraftTree":
+        """The tree of the kept nodes, re-indexed in their old order. What ``keep`` says of filler is ignored.
+
+        Choosing by the tokens drawn is exact for deterministic children only; a sampled tree may be cut by what was
+        known before its tokens were drawn.
+
+        Raises:
+            UsageError: a node is kept whose parent is not.
+        """
+        keep = keep & self.real
+        orphan = keep & ~(pad(keep, (1, 0), value=True).gather(1, self.parents + 1))
+        if orphan.any():
+            row, node = orphan.nonzero()[0].tolist()
+            parent = int(self.parents[row, node])
+            raise UsageError(
+                f"row {row} keeps node {node} without its parent {parent}; allowed: a set that holds every ancestor"
+            )
+        return self._select(keep, self.parents)
+
+    def heaviest(
+        self, weights: Float[Tensor, "batch nodes"], limit: Int[Tensor, " batch"]
+    ) -> Bool[Tensor, "batch nodes"]:
+        """The ``limit`` heaviest nodes of each row, the earlier one on ties.
+
+        Ready for ``prune`` when no node outweighs its parent, as with products of probabilities along a path.
+
+        Source: the re-ranking of EAGLE-2 (Li et al., arXiv 2406.16858).
+        """
+        order = weights.masked_fill(~self.real, -torch.inf).argsort(dim=1, descending=True, stable=True)
+        return (order.argsort(dim=1) < limit[:, None]) & self.real
+
+    def subtree(self, nodes: Int[Tensor, " batch"]) -> "DraftTree":
+        """What hangs below one node a row, with that node as the new root; -1 keeps the whole tree."""
+        if self.tokens.shape[1] == 0:
+            return self
+        rows = torch.arange(self.tokens.shape[0], device=nodes.device)
+        below = self._ancestors[rows, :, nodes.clamp(min=0)] | (nodes < 0)[:, None]
+        indices = torch.arange(self.tokens.shape[1], device=nodes.device)
+        top = self.parents == nodes[:, None]
+        return self._select(below & (indices != nodes[:, None]) & self.real, self.parents.masked_fill(top, -1))
+
+    def _select(self, keep: Bool[Tensor, "batch nodes"], parents: Int[Tensor, "batch nodes"]) -> "DraftTree":
+        """The kept nodes moved together; ``parents`` are old indices, of kept nodes or -1."""
+        counts = keep.sum(1)
+        width = max(counts.tolist(), default=0)
+        new_index = keep.cumsum(1) - 1
+        new_parents = pad(new_index, (1, 0), value=-1).gather(1, parents + 1)
+        column = new_index.where(keep, width)  # one column too many collects the rest, and is cut off
+        blank = column.new_full((keep.shape[0], width + 1), -1)
+        moved = [blank.scatter(1, column, part)[:, :width] for part in (self.tokens, new_parents)]
+        return DraftTree(moved[0], moved[1], counts)
+
+    def validate(self) -> None:
+        """Check what every reader relies on. Waits for the device: for edges and tests, not for every turn.
+
+        Raises:
+            UsageError: tensors that are not int64 or disagree in shape, a count outside 0 … nodes, a parent that does
+                not stand before its child, a negative token, or filler that is not -1; row and node are named.
+        """
+        shape = tuple(self.tokens.shape)
+        if self.tokens.dim() != 2 or self.parents.shape != shape or self.num_nodes.shape != shape[:1]:
+            shapes = f"{shape}, {tuple(self.parents.shape)} and {tuple(self.num_nodes.shape)}"
+            raise UsageError(f"tokens, parents and num_nodes have shapes {shapes}; allowed: [B, N], [B, N] and [B]")
+        for name in ("tokens", "parents", "num_nodes"):
+            if (dtype := getattr(self, name).dtype) != torch.int64:
+                raise UsageError(f"{name} is {dtype}; allowed: torch.int64")
+        for row, count in enumerate(self.num_nodes.tolist()):
+            if not 0 <= count <= shape[1]:
+                raise UsageError(f"row {row} has num_nodes {count}; allowed: 0 to {shape[1]}")
+        indices = torch.arange(shape[1], device=self.tokens.device)
+        _refuse(
+            self.real & ((self.parents < -1) | (self.parents >= indices)),
+            "parent",
+            self.parents,
+            "-1 or an earlier node",
+        )
+        _refuse(self.real & (self.tokens < 0), "token", self.tokens, "0 or more")
+        _refuse(~self.real & (self.tokens != -1), "token", self.tokens, "-1, as this is filler")
+        _refuse(~self.real & (self.parents != -1), "parent", self.parents, "-1, as this is filler")
+
+
+def _refuse(wrong: Bool[Tensor, "batch nodes"], what: str, values: Int[Tensor, "batch nodes"], allowed: str) -> None:
+    """Name the first wrong entry, if there is one."""
+    if wrong.any():
+        row, node = wrong.nonzero()[0].tolist()
+        raise UsageError(f"row {row}, node {node} has {what} {int(values[row, node])}; allowed: {allowed}")
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A tree one depth larger, and what is new in it: the frontier of the next depth.
+
+    Args:
+        tree: the larger tree.
+        nodes: index of every candidate child, parent by parent, most probable first; ``ABSENT`` where it was not taken.
+        probs: the probability each candidate had under its parent's row.
+    """
+
+    tree: DraftTree
+    nodes: Int[Tensor, "batch new"]
+    probs: Float[Tensor, "batch new"]
+
+
+def grow_top_k(
+    tree: DraftTree, frontier: Int[Tensor, "batch width"], probs: Float[Tensor, "batch width vocab"], k: int
+) -> Growth:
+    """Give every frontier node its k most probable tokens as children, most probable first.
+
+    Tokens of probability zero are not taken, and a row that is not finite gives no children: such a draft cannot be
+    accepted. These children are deterministic, so no law needs to be kept for them.
+
+    Args:
+        frontier: nodes of ``tree``, -1 for the root, ``ABSENT`` where a ragged row has none.
+        probs: the draft's law at each frontier node.
+        k: children a node, at least 1; fewer where the vocabulary is smaller.
+
+    Raises:
+        UsageError: k is below 1.
+    """
+    return _grow_best(tree, frontier, probs, top_p=torch.inf, limit=k, name="k")
+
+
+def grow_top_p(
+    tree: DraftTree,
+    frontier: Int[Tensor, "batch width"],
+    probs: Float[Tensor, "batch width vocab"],
+    top_p: float,
+    max_children: int,
+) -> Growth:
+    """Give every frontier node the smallest set of most probable tokens whose mass reaches ``top_p``, capped.
+
+    The tree is wide where the drafter hesitates and narrow where it is sure. As for ``grow_top_k``, children are
+    deterministic, none has probability zero, and a row that is not finite gives none.
+
+    Args:
+        frontier: nodes of ``tree``, -1 for the root, ``ABSENT`` where a ragged row has none.
+        probs: the draft's law at each frontier node.
+        top_p: mass to reach, in (0, 1].
+        max_children: at most so many children a node, at least 1.
+
+    Raises:
+        UsageError: ``top_p`` is outside (0, 1] or ``max_children`` below 1.
+    """
+    if not 0 < top_p <= 1:
+        raise UsageError(f"top_p is {top_p}; allowed: above 0, up to 1")
+    return _grow_best(tree, frontier, probs, top_p=top_p, limit=max_children, name="max_children")
+
+
+def _grow_best(
+    tree: DraftTree,
+    frontier: Int[Tensor, "batch width"],
+    probs: Float[Tensor, "batch width vocab"],
+    *,
+    top_p: float,
+    limit: int,
+    name: str,
+) -> Growth:
+    if limit < 1:
+        raise UsageError(f"{name} is {limit}; allowed: 1 or more")
+    best, tokens = probs.topk(min(limit, probs.shape[-1]), dim=-1)
+    mass_before = pad(best[..., :-1].cumsum(-1), (1, 0))
+    # topk puts NaN and infinity first, so the first value speaks for the row.
+    wanted = (best > 0) & best[..., :1].isfinite() & (mass_before < top_p) & (frontier > ABSENT)[..., None]
+    parents = frontier[..., None].expand_as(tokens)
+    grown, nodes = tree.grow(parents.flatten(1), tokens.flatten(1), wanted.flatten(1))
+    return Growth(grown, nodes, best.flatten(1))

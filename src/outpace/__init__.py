@@ -1,0 +1,38 @@
+"""outpace: a language model speaks faster and says the same words.
+
+Importing it loads no weights and no optional package.
+"""
+
+from outpace.decoding.generate import Options, Piece, Result, Stats, generate, speculative_decode, stream
+from outpace.drafters.drafter import Drafter, Proposal
+from outpace.drafters.load import load_drafter
+from outpace.errors import NumericsError, OutpaceError, UnsupportedError, UsageError, WeightsError
+from outpace.models.load import load_target
+from outpace.models.target import Target
+from outpace.verification.probabilities import Sampling
+from outpace.verification.tree import DraftTree
+from outpace.verification.verdict import Rule, Verdict
+
+__all__ = [
+    "DraftTree",
+    "Drafter",
+    "NumericsError",
+    "Options",
+    "OutpaceError",
+    "Piece",
+    "Proposal",
+    "Result",
+    "Rule",
+    "Sampling",
+    "Stats",
+    "Target",
+    "UnsupportedError",
+    "UsageError",
+    "Verdict",
+    "WeightsError",
+    "generate",
+    "load_drafter",
+    "load_target",
+    "speculative_decode",
+    "stream",
+]

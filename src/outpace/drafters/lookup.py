@@ -1,0 +1,136 @@
+"""No weights: repeats in the prompt and in the text so far.
+
+Knows nothing of the target. The tail of the text is matched against everything before it; what followed the longest
+earlier occurrence is proposed. A drafted chain is deterministic, so no draft probabilities are needed.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outpace.drafters.drafter import DraftState, Features, Proposal, chains
+from outpace.errors import UsageError
+from outpace.models.target import Tap
+from outpace.verification.coins import Keys
+from outpace.verification.probabilities import Sampling
+
+
+@dataclass
+class History:
+    """One row's text, and for every place in it how many tokens up to there agree with the text's tail.
+
+    ``agree[j]`` is the length of the longest common suffix of ``ids[: j + 1]`` and the whole text, the whole text
+    itself excluded. One token more is one vector operation: matches that the token continues grow, others fall to 0.
+    """
+
+    ids: NDArray[np.int64]
+    agree: NDArray[np.int64]
+    size: int = 0
+
+    @classmethod
+    def with_room(cls, positions: int) -> "History":
+        """An empty text with room for ``positions`` tokens to start with."""
+        return cls(np.zeros(positions, np.int64), np.zeros(positions, np.int64))
+
+    def append(self, token: int, ends: bool) -> None:
+        """Add a token; ``ends`` says that no match may reach across it."""
+        if self.size == len(self.ids):
+            self.ids = np.concatenate((self.ids, np.zeros_like(self.ids)))
+            self.agree = np.concatenate((self.agree, np.zeros_like(self.agree)))
+        size = self.size
+        agree = self.agree[:size]
+        if ends or not size:
+            agree[:] = 0
+        else:
+            grown = np.empty_like(agree)
+            grown[0] = 1
+            grown[1:] = agree[:-1] + 1  # agree at the new place j continues the match that ended at j - 1
+            agree[:] = np.where(self.ids[:size] == token, grown, 0)
+        self.ids[size] = token
+        self.agree[size] = 0
+        self.size += 1
+
+
+@dataclass
+class LookupState:
+    """The texts of a batch."""
+
+    positions: int
+    rows: list[History] = field(default_factory=list)
+
+
+class Lookup:
+    """Drafts what followed the longest earlier occurrence of the text's tail; of equally long ones, the latest.
+
+    Copying runs on into the draft itself when the match overlaps the tail, so that a repeating text is continued. A
+    match never reaches across an end-of-text token, and nothing is copied past one.
+
+    Args:
+        min_match: propose only where at least this many tokens agree.
+        eos_ids: the ids that end a text.
+
+    Raises:
+        UsageError: ``min_match`` is below 1.
+
+    Source: prompt lookup decoding (Saxena 2023); copying with overlap as in Ziv and Lempel 1977.
+    """
+
+    name = "lookup"
+    taps: tuple[Tap, ...] = ()
+
+    def __init__(self, *, min_match: int = 1, eos_ids: tuple[int, ...] = ()) -> None:
+        if min_match < 1:
+            raise UsageError(f"min_match is {min_match}; allowed: 1 or more tokens")
+        self.min_match = min_match
+        self.eos_ids = frozenset(eos_ids)
+
+    def open(self, slots: int, positions: int) -> LookupState:
+        """An empty batch."""
+        return LookupState(positions)
+
+    def admit(self, state: DraftState, prompts: list[list[int]], features: list[Features] | None) -> None:
+        """Index new prompts."""
+        rows = _own(state).rows
+        for prompt in prompts:
+            rows.append(History.with_room(max(_own(state).positions, len(prompt), 1)))
+            self._extend(rows[-1], prompt)
+
+    def propose(self, state: DraftState, limits: list[int], sampling: list[Sampling], keys: Keys) -> Proposal:
+        """A chain of at most ``limits[b]`` copied tokens a row; empty where nothing agrees."""
+        return Proposal(chains([self._copy(row, limit) for row, limit in zip(_own(state).rows, limits, strict=True)]))
+
+    def commit(self, state: DraftState, emitted: list[list[int]], features: list[Features] | None) -> None:
+        """Index what was emitted."""
+        for row, tokens in zip(_own(state).rows, emitted, strict=True):
+            self._extend(row, tokens)
+
+    def select(self, state: DraftState, rows: list[int]) -> None:
+        """Keep only these rows."""
+        own = _own(state)
+        own.rows = [own.rows[row] for row in rows]
+
+    def _extend(self, row: History, tokens: list[int]) -> None:
+        for token in tokens:
+            row.append(token, token in self.eos_ids)
+
+    def _copy(self, row: History, limit: int) -> list[int]:
+        if limit <= 0 or row.size < 2:
+            return []
+        agree = row.agree[: row.size - 1]
+        place = row.size - 2 - int(agree[::-1].argmax())  # the latest of the longest
+        if agree[place] < self.min_match:
+            return []
+        source = row.ids[place + 1 : row.size].tolist()
+        draft: list[int] = []
+        for step in range(limit):
+            draft.append(source[step % len(source)])
+            if draft[-1] in self.eos_ids:
+                break
+        return draft
+
+
+def _own(state: DraftState) -> LookupState:
+    if not isinstance(state, LookupState):
+        raise TypeError(f"lookup was given the state of another drafter: {type(state).__name__}")
+    return state

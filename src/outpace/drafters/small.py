@@ -1,0 +1,150 @@
+"""An independent smaller language model that shares the target's tokenizer; it drafts a chain.
+
+Knows nothing of the target but the tokens it emitted. Its own cache is exact at every step: after a turn it holds
+what the text really says, whatever was drafted in between.
+"""
+
+import warnings
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from outpace.drafters.drafter import DraftState, Features, Proposal, chains, pick
+from outpace.errors import UsageError
+from outpace.models.target import State, Tap, Target
+from outpace.verification.coins import Keys
+from outpace.verification.probabilities import Sampling, batch_probability_rows, unusable_rows
+
+
+@dataclass
+class SmallState:
+    """A batch: ``known`` are the tokens of each text, ``read`` those that the drafter's cache holds."""
+
+    cache: State
+    known: list[list[int]] = field(default_factory=list)
+    read: list[list[int]] = field(default_factory=list)
+
+
+class Small:
+    """Drafts a chain by decoding with a smaller model: sampled from its own warped law, or its argmax when greedy.
+
+    Args:
+        model: any Target with the same vocabulary as the one to be accelerated; it must be able to rewind.
+        target: the one to be accelerated.
+
+    Raises:
+        UsageError: the vocabularies differ in size, or the model cannot rewind.
+
+    Source: Leviathan et al. 2211.17192; Chen et al. 2302.01318.
+    """
+
+    taps: tuple[Tap, ...] = ()
+
+    def __init__(self, model: Target, target: Target) -> None:
+        if model.vocab_size != target.vocab_size:
+            raise UsageError(
+                f"the draft model {model.name!r} has a vocabulary of {model.vocab_size}, "
+                f"the target {target.name!r} one of {target.vocab_size}; they must be equal",
+                hint="use a smaller model of the same family",
+            )
+        if not model.can_rewind:
+            raise UsageError(f"the draft model {model.name!r} cannot rewind its cache, so it cannot draft")
+        self.model = model
+        self.name = f"small:{model.name}"
+        self.eos_ids = frozenset(target.eos_ids)
+
+    def open(self, slots: int, positions: int) -> SmallState:
+        """An empty batch, with room for two tokens in flight behind every text: what one forward reads at most."""
+        return SmallState(self.model.open(slots, min(positions, self.model.max_positions) + 2))
+
+    def admit(self, state: DraftState, prompts: list[list[int]], features: list[Features] | None) -> None:
+        """Read new prompts, as far as the model's own context reaches."""
+        own = _own(state)
+        readable = [prompt[: self.model.max_positions] for prompt in prompts]
+        ids = torch.zeros(len(prompts), max(map(len, readable)), dtype=torch.int64)
+        for row, prompt in enumerate(readable):
+            ids[row, : len(prompt)] = torch.tensor(prompt)
+        self.model.prefill(own.cache, ids, [len(prompt) for prompt in readable])
+        own.known += [list(prompt) for prompt in prompts]
+        own.read += [list(prompt) for prompt in readable]
+
+    def propose(self, state: DraftState, limits: list[int], sampling: list[Sampling], keys: Keys) -> Proposal:
+        """Draft token by token, every row up to its limit, to its end-of-text token or to the model's context."""
+        own = _own(state)
+        rooms = [self._room(row, limit) for row, limit in zip(own.known, limits, strict=True)]
+        drafts: list[list[int]] = [[] for _ in rooms]
+        laws: list[Tensor] = []
+        going = [room > 0 for room in rooms]
+        while any(going):
+            logits = self._advance(own, drafts, going)
+            broken = unusable_rows(logits).tolist()
+            probs = batch_probability_rows(logits.nan_to_num(0.0).unsqueeze(1), sampling)[:, 0]
+            chosen = pick(probs, keys, len(laws)).tolist()
+            laws.append(probs)
+            for row, token in enumerate(chosen):
+                if going[row] and not broken[row]:
+                    drafts[row].append(token)
+                full = len(drafts[row]) >= rooms[row] or (bool(drafts[row]) and drafts[row][-1] in self.eos_ids)
+                going[row] = going[row] and not broken[row] and not full
+        tree = chains(drafts)
+        if all(one.greedy or coupled for one, coupled in zip(sampling, keys.coupled, strict=True)) or not laws:
+            return Proposal(tree)
+        laws.append(laws[-1])  # the last node has no children: its row is never read
+        return Proposal(tree, torch.stack(laws[: tree.tokens.shape[1] + 1], 1))
+
+    def commit(self, state: DraftState, emitted: list[list[int]], features: list[Features] | None) -> None:
+        """Learn what was emitted; forget what was read of the draft beyond the part that came true."""
+        own = _own(state)
+        for row, tokens in enumerate(emitted):
+            known, read = own.known[row], own.read[row]
+            agreed = len(known)
+            known += tokens
+            while agreed < len(read) and agreed < len(known) and read[agreed] == known[agreed]:
+                agreed += 1
+            del read[agreed:]
+        self.model.rewind(own.cache, [len(read) for read in own.read])
+
+    def select(self, state: DraftState, rows: list[int]) -> None:
+        """Keep only these rows."""
+        own = _own(state)
+        self.model.select(own.cache, rows)
+        own.known = [own.known[row] for row in rows]
+        own.read = [own.read[row] for row in rows]
+
+    def _room(self, known: list[int], limit: int) -> int:
+        """How many tokens may be drafted: the last of them is never read, so it needs no position."""
+        room = self.model.max_positions - len(known) + 1
+        if limit > 0 and room <= 0:
+            warnings.warn(
+                f"the draft model {self.model.name!r} has a context of {self.model.max_positions} tokens; "
+                "longer texts are decoded without drafts",
+                stacklevel=2,
+            )
+        return max(0, min(limit, room))
+
+    def _advance(self, own: SmallState, drafts: list[list[int]], going: list[bool]) -> Float[Tensor, "batch vocab"]:
+        """Read every going row's unread tokens (after a full acceptance there are two); logits after the last one.
+
+        A row that rests reads its last token once more: that changes nothing and needs no position beyond its own.
+        """
+        fed = [
+            (known + draft)[len(read) :] if go else read[-1:]
+            for known, draft, read, go in zip(own.known, drafts, own.read, going, strict=True)
+        ]
+        if not all(going):
+            self.model.rewind(own.cache, [len(read) - (not go) for read, go in zip(own.read, going, strict=True)])
+        tree = chains([tokens[1:] for tokens in fed])
+        logits = self.model.score(own.cache, torch.tensor([tokens[0] for tokens in fed]), tree).logits
+        path = torch.arange(tree.tokens.shape[1]).expand(len(fed), -1)
+        self.model.keep(own.cache, path, [len(tokens) - 1 for tokens in fed])
+        for read, tokens, go in zip(own.read, fed, going, strict=True):
+            read += tokens if go else []
+        return logits[torch.arange(len(fed)), torch.tensor([len(tokens) - 1 for tokens in fed])]
+
+
+def _own(state: DraftState) -> SmallState:
+    if not isinstance(state, SmallState):
+        raise TypeError(f"a small drafter was given the state of another drafter: {type(state).__name__}")
+    return state

@@ -1,0 +1,68 @@
+"""Open a target by name: find its weights, choose dtype and lane, build it.
+
+Knows nothing of tokenizers: a Target works on ids and says in ``folder`` where its text files lie.
+"""
+
+import platform
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from outpace.errors import UsageError
+from outpace.models.transformer import Shape, Transformer
+from outpace.models.weights import find_weights, fingerprint, load_tensors, read_config
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
+DtypeName = Literal["auto", "bf16", "fp32", "fp64"]
+
+
+def load_target(name: str | Path = "smollm2", *, dtype: str = "auto", device: str = "cpu") -> Transformer:
+    """Open a causal language model to be accelerated.
+
+    Args:
+        name: a folder, a Hugging Face id, or ``smollm2``, the embedded default, pulled when missing.
+        dtype: ``auto`` (bf16 where the processor has it natively, else fp32), ``bf16``, ``fp32`` or ``fp64``.
+        device: where to compute, as torch names it.
+
+    Returns:
+        A Target that also knows the folder of its tokenizer.
+
+    Raises:
+        UsageError: the dtype is not one of these.
+        WeightsError: the weights cannot be found or read.
+        UnsupportedError: the architecture is not one the fast lane knows.
+    """
+    if dtype != "auto" and dtype not in DTYPES:
+        raise UsageError(f"dtype is {dtype!r}; allowed: auto, {', '.join(DTYPES)}")
+    folder = find_weights(str(name))
+    config = read_config(folder)
+    return Transformer(
+        Shape.from_config(config),
+        load_tensors(folder),
+        dtype=native_dtype(device) if dtype == "auto" else DTYPES[dtype],
+        device=device,
+        name=str(name),
+        folder=folder,
+        eos_ids=eos_ids(folder, config),
+        fingerprint=fingerprint(folder),
+    )
+
+
+def native_dtype(device: str) -> torch.dtype:
+    """bf16 where the processor multiplies it natively, else fp32."""
+    if device.startswith("cuda"):
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+    if device == "cpu" and torch.cpu._is_avx512_bf16_supported():
+        return torch.bfloat16
+    if device == "cpu" and platform.machine() == "arm64":
+        return torch.bfloat16
+    return torch.float32
+
+
+def eos_ids(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
+    """The ids that end a text: ``generation_config.json`` if it names any, else ``config.json``; maybe none."""
+    generation = folder / "generation_config.json"
+    found = read_config(folder, generation.name).get("eos_token_id") if generation.is_file() else None
+    found = config.get("eos_token_id") if found is None else found
+    return () if found is None else tuple(found) if isinstance(found, list) else (int(found),)

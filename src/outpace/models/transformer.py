@@ -1,0 +1,368 @@
+"""One decoder-only transformer in one file (Llama family: Llama, Mistral, Qwen2, Qwen3, SmolLM): the fast lane.
+
+Knows nothing of sampling, drafts judged or text. Reads ordinary safetensors folders through ``weights.py``; its whole
+arithmetic is below: embeddings, then per layer a norm, fused query-key-value, rotary positions, grouped attention over
+the cache, a norm, a gated feed-forward, and last a norm and the head.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from outpace.errors import UnsupportedError, WeightsError
+from outpace.models.cache import Cache
+from outpace.models.matmul import Matmul, packing_pays
+from outpace.models.rotary import Rotary, rotate
+from outpace.models.target import Scores, State, Tap
+from outpace.verification.tree import DraftTree
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+PREFILL_TOKENS = 512  # tokens of a prefill forward, over all rows: bounds the memory of activations
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What ``config.json`` says of the arithmetic.
+
+    ``windows`` has one entry a layer: how many positions back a token sees, itself included; None sees all.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    feed_forward: int
+    max_positions: int
+    norm_eps: float
+    tied_head: bool
+    rotary: Mapping[str, Any]
+    windows: tuple[int | None, ...]
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "Shape":
+        """Read a Hugging Face configuration, old or new layout.
+
+        Raises:
+            UnsupportedError: the model type, the activation or the rotary scaling is not one the fast lane knows.
+        """
+        kind = config.get("model_type")
+        if kind not in FAMILIES:
+            raise UnsupportedError(
+                f"the model type is {kind!r}; the fast lane knows {', '.join(FAMILIES)}",
+                hint="a model of another family needs the hosted lane",
+            )
+        if config.get("hidden_act", "silu") != "silu":
+            raise UnsupportedError(f"the activation is {config['hidden_act']!r}; the fast lane knows 'silu'")
+        heads = int(config["num_attention_heads"])
+        scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+        scaling.setdefault("rope_type", scaling.get("type", "default"))
+        scaling.setdefault("rope_theta", config.get("rope_theta", 10000.0))
+        return cls(
+            vocab_size=int(config["vocab_size"]),
+            hidden_size=int(config["hidden_size"]),
+            layers=int(config["num_hidden_layers"]),
+            heads=heads,
+            kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_width=int(config.get("head_dim") or config["hidden_size"] // heads),
+            feed_forward=int(config["intermediate_size"]),
+            max_positions=int(config["max_position_embeddings"]),
+            norm_eps=float(config["rms_norm_eps"]),
+            tied_head=bool(config.get("tie_word_embeddings", False)),
+            rotary=scaling,
+            windows=_windows(config),
+        )
+
+
+def _windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:
+    layers, window = int(config["num_hidden_layers"]), config.get("sliding_window")
+    if config["model_type"] in ("qwen2", "qwen3") and not config.get("use_sliding_window", False):
+        window = None
+    if not window or config["model_type"] == "llama":
+        return (None,) * layers
+    kinds = config.get("layer_types")
+    if kinds is None:  # older files: Mistral slides everywhere, Qwen from max_window_layers on
+        first = int(config.get("max_window_layers", 0)) if config["model_type"] != "mistral" else 0
+        kinds = ["full_attention"] * first + ["sliding_attention"] * (layers - first)
+    return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The weights of one layer, projections fused; ``query_norm`` and ``key_norm`` are None outside Qwen3."""
+
+    attention_norm: Float[Tensor, " hidden"]
+    query_key_value: Matmul
+    query_norm: Float[Tensor, " width"] | None
+    key_norm: Float[Tensor, " width"] | None
+    output: Matmul
+    feed_forward_norm: Float[Tensor, " hidden"]
+    gate_up: Matmul
+    down: Matmul
+
+
+class Transformer:
+    """A Target: a Llama-family model with fused projections, a preallocated cache, tree masks and feature taps.
+
+    Args:
+        shape: the arithmetic.
+        tensors: weights under their published names; consumed while the model is built.
+        dtype, device: of weights, cache and activations. Norms reduce in fp32; logits come in ``dtype``.
+        packed: pack CPU weights; None measures whether that pays.
+        name, folder, eos_ids, fingerprint: what the Target protocol shows of where the model came from.
+
+    Raises:
+        WeightsError: a tensor is missing or has another shape than the configuration says.
+    """
+
+    can_tree = True
+    can_rewind = True
+
+    def __init__(
+        self,
+        shape: Shape,
+        tensors: Mapping[str, Tensor],
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        packed: bool | None = None,
+        name: str = "transformer",
+        folder: Path | None = None,
+        eos_ids: tuple[int, ...] = (),
+        fingerprint: str = "",
+    ) -> None:
+        self.shape, self.dtype, self.device = shape, dtype, torch.device(device)
+        self.name, self.folder, self.eos_ids, self.fingerprint = name, folder, eos_ids, fingerprint
+        self.vocab_size, self.max_positions = shape.vocab_size, shape.max_positions
+        self.rotary = Rotary(shape.rotary, shape.head_width, shape.max_positions)
+        take = _Reader(shape, tensors, dtype, self.device)
+        self.embeddings = take("model.embed_tokens.weight", (shape.vocab_size, shape.hidden_size))
+        up = take("model.layers.0.mlp.up_proj.weight", (shape.feed_forward, shape.hidden_size))
+        self.packed = packing_pays(up) if packed is None else packed
+        self.blocks = [take.layer(index, self.packed) for index in range(shape.layers)]
+        self.last_norm = take("model.norm.weight", (shape.hidden_size,))
+        head = self.embeddings if shape.tied_head else take("lm_head.weight", (shape.vocab_size, shape.hidden_size))
+        self.head = Matmul(head, packed=self.packed)
+
+    # ---- the Target protocol -----------------------------------------------------------------------------------------
+
+    def open(self, slots: int, positions: int) -> Cache:
+        """An empty cache with room for ``slots`` rows of ``positions`` tokens each, drafts included."""
+        shape = self.shape
+        return Cache(
+            layers=shape.layers,
+            slots=slots,
+            heads=shape.kv_heads,
+            positions=positions,
+            width=shape.head_width,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    @torch.inference_mode()
+    def prefill(
+        self, state: State, ids: Int[Tensor, "new time"], lengths: list[int], taps: tuple[Tap, ...] = ()
+    ) -> Scores:
+        """Read right-padded prompts as new last rows, in chunks; only the last token's logits are computed."""
+        cache = _cache(state)
+        count, time = ids.shape
+        rows = cache.admit(count)
+        cache.require([0] * count, time)
+        chunk = max(1, PREFILL_TOKENS // count)
+        states, features = [], []
+        for start in range(0, time, chunk):
+            block = ids[:, start : start + chunk].to(self.device)
+            places = torch.arange(start, start + block.shape[1], device=self.device).expand(count, -1)
+            triangle = places[:, :, None] >= torch.arange(start + block.shape[1], device=self.device)
+            hidden, seen = self._forward(cache, rows, [start] * count, block, places, triangle, taps)
+            states.append(hidden)
+            features.append(seen)
+        ends = torch.tensor(lengths, device=self.device) - 1
+        last = torch.cat(states, 1)[torch.arange(count, device=self.device), ends]
+        cache.lengths[rows.start :] = lengths
+        return Scores(self.head(last[:, None]), torch.cat(features, 1) if taps else None)
+
+    @torch.inference_mode()
+    def score(
+        self, state: State, last: Int[Tensor, " batch"], tree: DraftTree, taps: tuple[Tap, ...] = ()
+    ) -> Scores:
+        """Score the last token and every node in one forward, each seeing the kept tokens and its own ancestors."""
+        cache = _cache(state)
+        lengths = cache.lengths
+        ids = torch.cat((last[:, None], tree.tokens.where(tree.real, last[:, None])), 1).to(self.device)
+        cache.require(lengths, ids.shape[1])
+        starts = torch.tensor(lengths, device=self.device)
+        places = tree.positions(starts)
+        visible = _tree_mask(tree, starts, max(lengths) + ids.shape[1])
+        hidden, features = self._forward(cache, range(len(lengths)), lengths, ids, places, visible, taps)
+        return Scores(self.head(hidden), features if taps else None)
+
+    def keep(self, state: State, path: Int[Tensor, "batch depth"], num_accepted: list[int]) -> None:
+        """Keep the last token and the accepted path of the tree just scored."""
+        _cache(state).keep(path, num_accepted)
+
+    def rewind(self, state: State, lengths: list[int]) -> None:
+        """Forget every token past ``lengths``."""
+        _cache(state).rewind(lengths)
+
+    def select(self, state: State, rows: list[int]) -> None:
+        """Keep only these rows, in this order."""
+        _cache(state).select(rows)
+
+    # ---- the arithmetic ----------------------------------------------------------------------------------------------
+
+    def _forward(
+        self,
+        cache: Cache,
+        rows: range,
+        starts: list[int],
+        ids: Int[Tensor, "batch time"],
+        places: Int[Tensor, "batch time"],
+        visible: Bool[Tensor, "batch time context"],
+        taps: tuple[Tap, ...],
+    ) -> tuple[Float[Tensor, "batch time hidden"], Float[Tensor, "batch time taps hidden"]]:
+        """Run ``ids`` behind ``starts``; the last normed states, and those at the taps."""
+        shape, eps = self.shape, self.shape.norm_eps
+        cos, sin = self.rotary.at(places, self.dtype)
+        masks = self._masks(visible, places, starts)
+        hidden = functional.embedding(ids, self.embeddings)
+        seen: dict[Tap, Tensor] = {0: hidden}
+        for index, (layer, window) in enumerate(zip(self.blocks, shape.windows, strict=True)):
+            normed = functional.rms_norm(hidden, (shape.hidden_size,), layer.attention_norm, eps)
+            hidden = hidden + layer.output(self._attend(layer, index, normed, cache, rows, starts, cos, sin, masks[window]))
+            normed = functional.rms_norm(hidden, (shape.hidden_size,), layer.feed_forward_norm, eps)
+            gate, up = layer.gate_up(normed).chunk(2, -1)
+            hidden = hidden + layer.down(functional.silu(gate) * up)
+            if index + 1 in taps:
+                seen[index + 1] = hidden
+        hidden = functional.rms_norm(hidden, (shape.hidden_size,), self.last_norm, eps)
+        seen["last_normed"] = hidden
+        return hidden, torch.stack([seen[tap] for tap in taps], 2) if taps else hidden[:, :, None]
+
+    def _attend(
+        self,
+        layer: Layer,
+        index: int,
+        normed: Float[Tensor, "batch time hidden"],
+        cache: Cache,
+        rows: range,
+        starts: list[int],
+        cos: Float[Tensor, "batch time 1 width"],
+        sin: Float[Tensor, "batch time 1 width"],
+        mask: Float[Tensor, "batch 1 queries context"] | None,
+    ) -> Float[Tensor, "batch time projected"]:
+        """Grouped attention. The queries of one group are stacked as rows, so that keys are never repeated."""
+        shape = self.shape
+        batch, time = normed.shape[:2]
+        heads, groups, width = shape.heads, shape.kv_heads, shape.head_width
+        mixed = layer.query_key_value(normed).view(batch, time, heads + 2 * groups, width)
+        values = mixed[:, :, heads + groups :]
+        if layer.query_norm is not None and layer.key_norm is not None:
+            queries = functional.rms_norm(mixed[:, :, :heads], (width,), layer.query_norm, shape.norm_eps)
+            keys = functional.rms_norm(mixed[:, :, heads : heads + groups], (width,), layer.key_norm, shape.norm_eps)
+            turned = rotate(torch.cat((queries, keys), 2), cos, sin)
+        else:
+            turned = rotate(mixed[:, :, : heads + groups], cos, sin)
+        cache.write(index, rows, starts, turned[:, :, heads:], values)
+        all_keys, all_values = cache.read(index, rows, max(starts) + time)
+        stacked = turned[:, :, :heads].reshape(batch, time, groups, heads // groups, width).permute(0, 2, 3, 1, 4)
+        out = functional.scaled_dot_product_attention(
+            stacked.reshape(batch, groups, -1, width), all_keys, all_values, attn_mask=mask
+        )
+        return out.view(batch, groups, heads // groups, time, width).permute(0, 3, 1, 2, 4).reshape(batch, time, -1)
+
+    def _masks(
+        self,
+        visible: Bool[Tensor, "batch time context"],
+        places: Int[Tensor, "batch time"],
+        starts: list[int],
+    ) -> dict[int | None, Tensor | None]:
+        """One additive mask for every kind of layer; a window counts positions (depth), never flat places."""
+        masks: dict[int | None, Tensor | None] = {}
+        for window in set(self.shape.windows):
+            seen = visible if window is None else visible & _near(places, starts, visible.shape[2], window)
+            if seen.shape[1] == 1 and bool(seen.all()):
+                masks[window] = None  # one query that sees everything: the kernel is faster without a mask
+                continue
+            added = torch.zeros(seen.shape, dtype=self.dtype, device=self.device).masked_fill_(~seen, float("-inf"))
+            masks[window] = added.repeat(1, self.shape.heads // self.shape.kv_heads, 1)[:, None]
+        return masks
+
+
+def _cache(state: State) -> Cache:
+    if not isinstance(state, Cache):
+        raise TypeError(f"a Transformer was given the state of another target: {type(state).__name__}")
+    return state
+
+
+def _tree_mask(tree: DraftTree, starts: Int[Tensor, " batch"], context: int) -> Bool[Tensor, "batch rows context"]:
+    """What root and nodes see: every kept token, the root, their ancestors and themselves; filler sees the root."""
+    batch, nodes = tree.tokens.shape
+    rows = nodes + 1
+    own = torch.zeros(batch, rows, rows, dtype=torch.bool, device=starts.device)
+    own[:, :, 0] = True
+    own[:, 1:, 1:] = tree.ancestor_mask().to(starts.device)
+    visible = (torch.arange(context, device=starts.device) < starts[:, None])[:, None].expand(batch, rows, context)
+    index = (starts[:, None] + torch.arange(rows, device=starts.device))[:, None].expand(batch, rows, rows)
+    return visible.clone().scatter_(2, index, own)
+
+
+def _near(
+    places: Int[Tensor, "batch time"], starts: list[int], context: int, window: int
+) -> Bool[Tensor, "batch time context"]:
+    """Whether a column lies less than ``window`` positions back; nodes in flight stand at their depth."""
+    columns = torch.arange(context, device=places.device).repeat(len(starts), 1)
+    for row, start in enumerate(starts):
+        columns[row, start : start + places.shape[1]] = places[row]
+    return places[:, :, None] - columns[:, None, :] < window
+
+
+class _Reader:
+    """Takes tensors by their published names, checked and converted; fuses what one layer needs."""
+
+    def __init__(self, shape: Shape, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device) -> None:
+        self.shape, self.tensors, self.dtype, self.device = shape, tensors, dtype, device
+
+    def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        found = self.tensors.get(name)
+        if found is None:
+            raise WeightsError(f"the weights lack the tensor {name!r}", hint="is the download complete?")
+        if tuple(found.shape) != shape:
+            raise WeightsError(f"the tensor {name!r} has shape {tuple(found.shape)}; config.json says {shape}")
+        return found.to(self.device, self.dtype)
+
+    def optional(self, name: str, shape: tuple[int, ...]) -> Tensor | None:
+        return self(name, shape) if name in self.tensors else None
+
+    def fused(self, prefix: str, parts: Mapping[str, int], inputs: int, packed: bool) -> Matmul:
+        """One matmul for several projections of the same input, their outputs side by side."""
+        weight = torch.cat([self(f"{prefix}.{name}.weight", (outputs, inputs)) for name, outputs in parts.items()])
+        biases = [self.optional(f"{prefix}.{name}.bias", (outputs,)) for name, outputs in parts.items()]
+        present = [bias for bias in biases if bias is not None]
+        if len(present) not in (0, len(biases)):
+            raise WeightsError(f"only some of {', '.join(parts)} under {prefix!r} have a bias")
+        return Matmul(weight, torch.cat(present) if present else None, packed=packed)
+
+    def layer(self, index: int, packed: bool) -> Layer:
+        """The weights of one layer."""
+        shape, at = self.shape, f"model.layers.{index}"
+        hidden, wide = shape.hidden_size, shape.feed_forward
+        query, key = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
+        projections = {"q_proj": query, "k_proj": key, "v_proj": key}
+        return Layer(
+            attention_norm=self(f"{at}.input_layernorm.weight", (hidden,)),
+            query_key_value=self.fused(f"{at}.self_attn", projections, hidden, packed),
+            query_norm=self.optional(f"{at}.self_attn.q_norm.weight", (shape.head_width,)),
+            key_norm=self.optional(f"{at}.self_attn.k_norm.weight", (shape.head_width,)),
+            output=self.fused(f"{at}.self_attn", {"o_proj": hidden}, query, packed),
+            feed_forward_norm=self(f"{at}.post_attention_layernorm.weight", (hidden,)),
+            gate_up=self.fused(f"{at}.mlp", {"gate_proj": wide, "up_proj": wide}, hidden, packed),
+            down=self.fused(f"{at}.mlp", {"down_proj": hidden}, wide, packed),
+        )

@@ -1,0 +1,183 @@
+"""The exact output law of any shipped rule, by enumeration of every draft; and of its sampler, by every coin.
+
+Knows nothing of models that compute: target and drafter are tables with one row for every prefix. No rule is written a
+second time here: the law under proof is the one that the rule itself exposes.
+
+Prefixes are numbered as in a heap: the empty one is 0, and ``prefix + (token,)`` is ``1 + vocab * number + token``, so
+that all prefixes of one length stand together and walking down a tree is arithmetic.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from outpace.verification.tree import DraftTree
+from outpace.verification.verdict import Coins, DraftRows, Rule, TargetRows, Verdict
+
+
+def count_prefixes(vocab: int, length: int) -> int:
+    """How many prefixes there are of at most this length: where prefixes of length + 1 begin."""
+    return sum(vocab**size for size in range(length + 1))
+
+
+@dataclass(frozen=True)
+class Table:
+    """A language model as a table: the law of the next token after every prefix up to some length."""
+
+    rows: Float[Tensor, "prefixes vocab"]
+
+    @classmethod
+    def of(cls, model: Callable[[tuple[int, ...]], Float[Tensor, " vocab"]], vocab: int, length: int) -> "Table":
+        """Ask a model once for every prefix of at most ``length`` tokens."""
+        prefixes: list[tuple[int, ...]] = [()]
+        for number in range(count_prefixes(vocab, length) - 1):
+            parent, token = divmod(number, vocab)
+            prefixes.append((*prefixes[parent], token))
+        return cls(torch.stack([model(prefix) for prefix in prefixes]))
+
+    @property
+    def vocab(self) -> int:
+        return self.rows.shape[1]
+
+    def after(self, prefixes: Int[Tensor, "*lead"], tokens: Int[Tensor, "*lead"]) -> Int[Tensor, "*lead"]:
+        """The numbers of prefixes that are one token longer."""
+        return 1 + self.vocab * prefixes + tokens
+
+    def joint(self, length: int) -> Float[Tensor, " sequences"]:
+        """The law of the first ``length`` tokens, sequences in order of their numbers."""
+        start = self.rows.new_zeros(count_prefixes(self.vocab, length))
+        start[0] = 1
+        return self.complete(start, length)
+
+    def complete(self, mass: Float[Tensor, " prefixes"], length: int) -> Float[Tensor, " sequences"]:
+        """Let this model continue what stands at shorter prefixes, up to ``length`` tokens."""
+        mass, begin = mass.clone(), 0
+        for size in range(length):
+            end = begin + self.vocab**size
+            longer = slice(end, end + self.vocab ** (size + 1))
+            mass[longer] += (mass[begin:end, None] * self.rows[begin:end]).flatten()
+            begin = end
+        return mass[begin:]
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """Every draft that can happen after some prefixes.
+
+    Args:
+        tree: one draft a row.
+        draft_probs: what the drafter says it drew from, as in a proposal.
+        chances: how probably this row's draft happens, given where it starts.
+        places: the prefix at the root (column 0) and at every node (column 1 + i).
+        origins: which of the starting prefixes the row belongs to.
+    """
+
+    tree: DraftTree
+    draft_probs: DraftRows
+    chances: Float[Tensor, " batch"]
+    places: Int[Tensor, "batch rows"]
+    origins: Int[Tensor, " batch"]
+
+
+Drafting = Callable[[Int[Tensor, " starts"]], Drafts]
+"""All drafts after each of some prefixes, given by their numbers."""
+
+
+def sampled(draft: Table, parents: Sequence[int]) -> Drafting:
+    """Children drawn from the draft's law, siblings without replacement; a chain is ``(-1, 0, 1, ...)``."""
+
+    def enumerate_drafts(starts: Int[Tensor, " starts"]) -> Drafts:
+        tokens, places = starts.new_empty((len(starts), 0)), starts[:, None]
+        chances, origins = draft.rows.new_ones(len(starts)), torch.arange(len(starts))
+        for node, parent in enumerate(parents):
+            law = draft.rows[places[:, parent + 1]]
+            used = [tokens[:, sibling, None] for sibling in range(node) if parents[sibling] == parent]
+            for token in used:
+                law = law.scatter(1, token, 0)
+            law = law / law.sum(1, keepdim=True)
+            row, token = (law > 0).nonzero(as_tuple=True)  # one row becomes one for every token that can be next
+            chances, origins, tokens, places = chances[row] * law[row, token], origins[row], tokens[row], places[row]
+            tokens = torch.cat([tokens, token[:, None]], 1)
+            places = torch.cat([places, draft.after(places[:, parent + 1], token)[:, None]], 1)
+        return Drafts(_tree(tokens, parents), draft.rows[places], chances, places, origins)
+
+    return enumerate_drafts
+
+
+def ranked(draft: Table, parents: Sequence[int]) -> Drafting:
+    """Deterministic children: sibling number r is the token of rank r of the draft's law."""
+    ranks = [sum(other == parent for other in parents[:node]) for node, parent in enumerate(parents)]
+    order = draft.rows.argsort(dim=1, descending=True, stable=True)
+    return _deterministic(draft, parents, lambda node, places: order[places, ranks[node]])
+
+
+def fixed(target: Table, parents: Sequence[int], tokens: Sequence[int]) -> Drafting:
+    """The same tokens after any prefix; siblings may repeat each other."""
+    return _deterministic(target, parents, lambda node, places: torch.full_like(places, tokens[node]))
+
+
+def _deterministic(
+    table: Table, parents: Sequence[int], choose: Callable[[int, Int[Tensor, " batch"]], Int[Tensor, " batch"]]
+) -> Drafting:
+    def enumerate_drafts(starts: Int[Tensor, " starts"]) -> Drafts:
+        tokens, places = starts.new_empty((len(starts), 0)), starts[:, None]
+        for node, parent in enumerate(parents):
+            token = choose(node, places[:, parent + 1])
+            tokens = torch.cat([tokens, token[:, None]], 1)
+            places = torch.cat([places, table.after(places[:, parent + 1], token)[:, None]], 1)
+        chances = table.rows.new_ones(len(starts))
+        return Drafts(_tree(tokens, parents), None, chances, places, torch.arange(len(starts)))
+
+    return enumerate_drafts
+
+
+def _tree(tokens: Int[Tensor, "batch nodes"], parents: Sequence[int]) -> DraftTree:
+    shape = torch.tensor(parents, dtype=torch.int64).expand_as(tokens)
+    return DraftTree(tokens, shape, torch.full((len(tokens),), len(parents)))
+
+
+def one_turn(
+    rule: Rule, target: Table, drafting: Drafting, mass: Float[Tensor, " prefixes"]
+) -> Float[Tensor, " prefixes"]:
+    """Where a turn leads: the mass at every prefix after it, given the mass before it."""
+    starts = mass.nonzero()[:, 0]
+    drafts = drafting(starts)
+    law = rule.law(target.rows[drafts.places], drafts.tree, drafts.draft_probs)
+    emitted = target.after(drafts.places[..., None], torch.arange(target.vocab))
+    law = law * (drafts.chances * mass[starts][drafts.origins])[:, None, None]
+    return torch.zeros_like(mass).index_add(0, emitted.flatten(), law.flatten())
+
+
+def output_law(
+    rule: Rule, target: Table, drafting: Drafting, length: int, turns: int = 1
+) -> Float[Tensor, " sequences"]:
+    """The exact law of the first ``length`` tokens when ``turns`` turns are judged by a rule and the target goes on.
+
+    Lossless means that this equals ``target.joint(length)``.
+
+    Args:
+        length: at least as many tokens as these turns can emit, and no more than the tables reach.
+    """
+    mass = target.rows.new_zeros(count_prefixes(target.vocab, length))
+    mass[0] = 1
+    for _ in range(turns):
+        mass = one_turn(rule, target, drafting, mass)
+    return target.complete(mass, length)
+
+
+def total_variation(left: Float[Tensor, " outcomes"], right: Float[Tensor, " outcomes"]) -> float:
+    """Half the sum of absolute differences: the largest difference in the probability of any event."""
+    return (left - right).abs().sum().item() / 2
+
+
+def expected_tokens(rule: Rule, target: Table, drafting: Drafting) -> float:
+    """How many tokens the first turn emits on average: the accepted ones and the one that follows."""
+    drafts = drafting(torch.zeros(1, dtype=torch.int64))
+    ends = rule.law(target.rows[drafts.places], drafts.tree, drafts.draft_probs).sum(-1)
+    emitted = 1 + pad(drafts.tree.depths(), (1, 0))
+    return (drafts.chances[:, None] * ends * emitted).sum().item()
