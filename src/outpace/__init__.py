@@ -3,6 +3,8 @@
 Importing it loads no weights and no optional package.
 """
 
+from importlib.metadata import version
+
 from outpace.decoding.generate import Options, Piece, Result, Stats, generate, speculative_decode, stream
 from outpace.drafters.drafter import Drafter, Proposal
 from outpace.drafters.load import load_drafter
@@ -30,9 +32,12 @@ __all__ = [
     "UsageError",
     "Verdict",
     "WeightsError",
+    "__version__",
     "generate",
     "load_drafter",
     "load_target",
     "speculative_decode",
     "stream",
 ]
+
+__version__ = version("outpace")

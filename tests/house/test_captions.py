@@ -13,7 +13,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 def is_caption(line: str) -> bool:
     """One sentence that fits the line of its docstring, and ends."""
-    return 10 <= len(line) <= 117 and (line[0].isupper() or line.startswith("outpace ")) and line.endswith(".")
+    return 10 <= len(line) <= 117 and (line[0].isupper() or line.startswith("outpace")) and line.endswith(".")
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(PACKAGE).as_posix())

@@ -8,10 +8,17 @@ import outpace
 
 PUBLIC = {
     "DraftTree",
+    "Drafter",
     "NumericsError",
+    "Options",
     "OutpaceError",
+    "Piece",
+    "Proposal",
     "Result",
+    "Rule",
     "Sampling",
+    "Stats",
+    "Target",
     "UnsupportedError",
     "UsageError",
     "Verdict",

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from outpace.cli.pull import progress_bar
-from outpace.decoding.generate import Options, Piece, Result, stream
+from outpace.decoding.generate import Options, Piece, Result, check, stream
 from outpace.drafters.drafter import Drafter
 from outpace.drafters.load import load_drafter
 from outpace.errors import UsageError
@@ -63,6 +63,7 @@ def generate(
         "raw": raw,
         "trace": trace,
     }
+    check(options)
     if prompt == "-":
         prompt = sys.stdin.read()
     model, drafter = _open(target, draft, dtype, device)
@@ -79,7 +80,7 @@ def generate(
         sys.stdout.write(json.dumps(document(result), indent=2) + "\n")
     else:
         screen.print()
-        Console(stderr=True, highlight=False).print(Text(summary(result), style="dim"))
+        Console(stderr=True, highlight=False, soft_wrap=True).print(Text(summary(result), style="dim"))
 
 
 def document(result: Result) -> dict[str, Any]:

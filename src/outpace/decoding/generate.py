@@ -16,6 +16,7 @@ from outpace.decoding.loop import Emission, FinishReason, Request, TokenLogprob,
 from outpace.decoding.stats import Speculation, Timing
 from outpace.decoding.text import Message, Prompt, Text, TextStream, text_of
 from outpace.decoding.trace import tracing
+from outpace.decoding.turn import check_rule
 from outpace.drafters.drafter import Drafter
 from outpace.drafters.small import Small
 from outpace.errors import UsageError
@@ -153,9 +154,7 @@ def stream(
 
     Args, Raises: as for ``generate``; bad arguments are refused by the call itself, before the first piece.
     """
-    unknown = sorted(set(options) - set(Options.__annotations__))
-    if unknown:
-        raise UsageError(f"unknown option {unknown[0]!r}; allowed: {', '.join(Options.__annotations__)}")
+    check(options)
     batched = _is_batch(prompt)
     prompts: list[Prompt] = list(prompt) if batched else [prompt]  # type: ignore[arg-type, list-item]
     strings = _stop_strings(options)
@@ -176,6 +175,38 @@ def stream(
         observer=tracing(options.get("trace"), target, drafter, requests),
     )
     return _pieces(emissions, requests, text, strings, batched)
+
+
+def check(options: Options) -> None:
+    """Refuse options that are unknown, out of range or at odds with each other; needs neither model nor prompt.
+
+    Raises:
+        UsageError: names the option, what it is and what is allowed.
+    """
+    unknown = sorted(set(options) - set(Options.__annotations__))
+    if unknown:
+        raise UsageError(f"unknown option {unknown[0]!r}; allowed: {', '.join(Options.__annotations__)}")
+    depth, limit = options.get("num_draft_tokens", "auto"), options.get("max_new_tokens")
+    if depth != "auto" and depth < 0:
+        raise UsageError(f"num_draft_tokens is {depth}; allowed: auto, 0 (plain decoding) or more")
+    if limit is not None and limit < 0:
+        raise UsageError(f"max_new_tokens is {limit}; allowed: 0 or more, or None for no limit")
+    if not all(_stop_strings(options)):
+        raise UsageError("a stop string is empty; allowed: one character or more")
+    for name in ("batch_size", "logprobs"):
+        value, least = options.get(name), 1 if name == "batch_size" else 0
+        if isinstance(value, int) and value < least:
+            raise UsageError(f"{name} is {value}; allowed: {least} or more, or None")
+    check_rule(options.get("rule"), [_sampling(options)])
+
+
+def _sampling(options: Options) -> Sampling:
+    return Sampling(
+        temperature=options.get("temperature", 0.0),
+        top_k=options.get("top_k", 0),
+        top_p=options.get("top_p", 1.0),
+        min_p=options.get("min_p", 0.0),
+    )
 
 
 def _pieces(
@@ -221,12 +252,7 @@ def _request(
     eos = options.get("eos_ids", target.eos_ids)
     return Request(
         ids=ids,  # type: ignore[arg-type]
-        sampling=Sampling(
-            temperature=options.get("temperature", 0.0),
-            top_k=options.get("top_k", 0),
-            top_p=options.get("top_p", 1.0),
-            min_p=options.get("min_p", 0.0),
-        ),
+        sampling=_sampling(options),
         max_new_tokens=options.get("max_new_tokens", 256),
         eos_ids=() if eos is None else eos,
         seed=options.get("seed"),

@@ -141,7 +141,7 @@ def decode(
         UsageError: a request is empty or does not fit the context, or an option is out of range; before any work.
         NumericsError: the target's logits are no distribution.
     """
-    _check(target, requests, num_draft_tokens, slots, rule, logprobs)
+    _check(target, requests, num_draft_tokens, slots, rule)
     return _decode(target, drafter, requests, num_draft_tokens, slots, rule, logprobs, observer)
 
 
@@ -296,14 +296,11 @@ def _check(
     num_draft_tokens: int,
     slots: int | None,
     rule: str | None,
-    logprobs: int | None,
 ) -> None:
     if num_draft_tokens < 0:
         raise UsageError(f"num_draft_tokens is {num_draft_tokens}; allowed: 0 (plain decoding) or more")
     if slots is not None and slots < 1:
         raise UsageError(f"slots is {slots}; allowed: 1 or more requests at a time")
-    if logprobs is not None and logprobs < 0:
-        raise UsageError(f"logprobs is {logprobs}; allowed: 0 or more alternatives, or None for no log-probabilities")
     check_rule(rule, [request.sampling for request in requests])
     for index, request in enumerate(requests):
         if not request.ids:

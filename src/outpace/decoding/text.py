@@ -45,8 +45,10 @@ class Text:
             raw: take a string as plain text, begun as the tokenizer begins any text.
 
         Raises:
-            UsageError: messages for a tokenizer without a chat template, or malformed messages.
+            UsageError: an empty prompt, messages for a tokenizer without a chat template, or malformed messages.
         """
+        if not prompt or (isinstance(prompt, str) and not prompt.strip()):
+            raise UsageError("the prompt is empty; allowed: one character or more")
         if isinstance(prompt, list):
             if all(isinstance(part, int) for part in prompt):
                 return [part for part in prompt if isinstance(part, int)]

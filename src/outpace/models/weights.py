@@ -119,7 +119,7 @@ def _default(progress: Progress, offline: bool) -> tuple[Path, Literal["cache", 
 def _folder(name: str) -> Path | None:
     """The folder that ``name`` is the path of; None when it is a well-formed hub id instead."""
     path = Path(name).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():
         return path
     if path.is_file():
         raise WeightsError(f"{name} is a file; a folder is expected", hint=_FOLDER_HINT)

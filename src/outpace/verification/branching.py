@@ -226,9 +226,12 @@ Source: Sequoia (Chen et al., arXiv 2402.12374), algorithm 2; EAGLE for determin
 """
 
 TRAVERSAL = _TreeForm("traversal", _from_the_leaves).rule
-"""Judge whole paths, leaves first. Never fewer tokens than tree-rejection on average.
+"""Judge whole paths, leaves first; what failed leaves its parent less.
 
-Coin i tests node i when all below it have failed, the last column draws. On a chain this is block verification.
+Coin i tests node i when all below it have failed, the last column draws. On a chain this is block verification, and
+there it emits the most. On trees it need not: in root-a-{b, c-d} the path a-b takes chances from the longer a-c-d, and
+tree-rejection can emit more. Where every sibling's subtree fits into the one of the sibling before it, as in static
+trees, no enumeration has found it behind.
 
-Source: Weng et al., Traversal Verification for Speculative Tree Decoding, arXiv 2505.12398; our own derivation.
+Source: Weng et al., arXiv 2505.12398; the update of a parent is our own derivation.
 """

@@ -131,7 +131,7 @@ def race(
     Source: Daliri et al., arXiv 2408.07978; Rowan et al., arXiv 2506.05632. The tail is ours.
     """
     front = probs.gather(-1, candidate_ids)
-    tail = (probs.sum(-1, dtype=torch.float64) - front.sum(-1, dtype=torch.float64)).clamp(min=0)
+    tail = (probs.sum(-1) - front.sum(-1)).clamp(min=0)
     times = (noise / front).where(front > 0, torch.inf)  # a token without mass never rings, not even at noise 0
     best = times.argmin(-1, keepdim=True)
     choice = candidate_ids.gather(-1, best).squeeze(-1)

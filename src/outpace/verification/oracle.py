@@ -7,9 +7,8 @@ Prefixes are numbered as in a heap: the empty one is 0, and ``prefix + (token,)`
 that all prefixes of one length stand together and walking down a tree is arithmetic.
 """
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -17,12 +16,25 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from outpace.verification.tree import DraftTree
-from outpace.verification.verdict import Coins, DraftRows, Rule, TargetRows, Verdict
+from outpace.verification.verdict import Coins, DraftRows, Rule, TargetRows
 
 
 def count_prefixes(vocab: int, length: int) -> int:
     """How many prefixes there are of at most this length: where prefixes of length + 1 begin."""
     return sum(vocab**size for size in range(length + 1))
+
+
+def tree_shapes(nodes: int, max_children: int) -> list[tuple[int, ...]]:
+    """The parents of every ordered tree of that many nodes, numbered breadth first."""
+    shapes: list[tuple[int, ...]] = [()]
+    for node in range(nodes):
+        shapes = [
+            (*shape, parent)
+            for shape in shapes
+            for parent in range(shape[-1] if shape else -1, node)
+            if shape.count(parent) < max_children
+        ]
+    return shapes
 
 
 @dataclass(frozen=True)
@@ -44,7 +56,7 @@ class Table:
     def vocab(self) -> int:
         return self.rows.shape[1]
 
-    def after(self, prefixes: Int[Tensor, "*lead"], tokens: Int[Tensor, "*lead"]) -> Int[Tensor, "*lead"]:
+    def after(self, prefixes: Int[Tensor, "..."], tokens: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
         """The numbers of prefixes that are one token longer."""
         return 1 + self.vocab * prefixes + tokens
 
@@ -89,18 +101,21 @@ Drafting = Callable[[Int[Tensor, " starts"]], Drafts]
 
 
 def sampled(draft: Table, parents: Sequence[int]) -> Drafting:
-    """Children drawn from the draft's law, siblings without replacement; a chain is ``(-1, 0, 1, ...)``."""
+    """Children drawn from the draft's law, siblings without replacement; a chain is ``(-1, 0, 1, ...)``.
+
+    Where siblings have used up what the law can draw, token 0 fills the place: rules must count it as not drafted.
+    """
 
     def enumerate_drafts(starts: Int[Tensor, " starts"]) -> Drafts:
         tokens, places = starts.new_empty((len(starts), 0)), starts[:, None]
         chances, origins = draft.rows.new_ones(len(starts)), torch.arange(len(starts))
         for node, parent in enumerate(parents):
             law = draft.rows[places[:, parent + 1]]
-            used = [tokens[:, sibling, None] for sibling in range(node) if parents[sibling] == parent]
-            for token in used:
-                law = law.scatter(1, token, 0)
+            for sibling in (other for other in range(node) if parents[other] == parent):
+                law = law.scatter(1, tokens[:, sibling, None], 0)
+            law[law.sum(1) == 0, 0] = 1
             law = law / law.sum(1, keepdim=True)
-            row, token = (law > 0).nonzero(as_tuple=True)  # one row becomes one for every token that can be next
+            row, token = law.nonzero(as_tuple=True)  # one row becomes one for every token that can be next
             chances, origins, tokens, places = chances[row] * law[row, token], origins[row], tokens[row], places[row]
             tokens = torch.cat([tokens, token[:, None]], 1)
             places = torch.cat([places, draft.after(places[:, parent + 1], token)[:, None]], 1)
@@ -181,3 +196,102 @@ def expected_tokens(rule: Rule, target: Table, drafting: Drafting) -> float:
     ends = rule.law(target.rows[drafts.places], drafts.tree, drafts.draft_probs).sum(-1)
     emitted = 1 + pad(drafts.tree.depths(), (1, 0))
     return (drafts.chances[:, None] * ends * emitted).sum().item()
+
+
+LAST_COIN = 1 - 2.0**-53
+"""The largest coin there is."""
+
+
+@dataclass(frozen=True)
+class SamplerMap:
+    """What a rule's sampler does with every possible set of coins, for one row of given probabilities.
+
+    Args:
+        law: the volume of the coins that lead to each outcome, as the rule's own law is laid out.
+        breakpoints: for every coin the values at which some outcome changes, rising, with 0 first and 1 last.
+    """
+
+    law: Float[Tensor, "rows vocab"]
+    breakpoints: tuple[Float[Tensor, " breaks"], ...]
+
+
+def outcomes(
+    rule: Rule, target_probs: TargetRows, tree: DraftTree, draft_probs: DraftRows, coins: Coins
+) -> Int[Tensor, " trials"]:
+    """``end row * vocab + next token`` for every row of coins, of one draft (batch 1)."""
+    trials, (_, rows, vocab) = len(coins), target_probs.shape
+    many = DraftTree(*(part.expand(trials, *part.shape[1:]) for part in (tree.tokens, tree.parents, tree.num_nodes)))
+    law = None if draft_probs is None else draft_probs.expand(trials, rows, vocab)
+    verdict = rule.judge(target_probs.expand(trials, rows, vocab), many, law, coins)
+    path = pad(verdict.path + 1, (1, 0))  # as rows, the root in front
+    return path.gather(1, verdict.num_accepted[:, None]).squeeze(1) * vocab + verdict.next_token
+
+
+def map_sampler(rule: Rule, target_probs: TargetRows, tree: DraftTree, draft_probs: DraftRows) -> SamplerMap:
+    """Measure the sampler itself: find every breakpoint of every coin, then ask once in each cell between them.
+
+    The sampler is a black box that must be piecewise constant on boxes and, along one coin, must not return to an
+    outcome that it has left: so holds for every threshold and every inversion of a cumulative law. Breakpoints are
+    found by bisection along lines through the middles of the cells known so far, until no line shows a new one.
+
+    Args:
+        target_probs: of one draft (batch 1), with at most about three nodes: the number of cells is a product.
+    """
+    rows, vocab = target_probs.shape[1:]
+
+    def ask(coins: Coins) -> Int[Tensor, " trials"]:
+        return outcomes(rule, target_probs, tree, draft_probs, coins)
+
+    breaks = [torch.tensor([0.0, 1.0], dtype=torch.float64) for _ in range(rows)]
+    while True:
+        middles = [(axis[1:] + axis[:-1]) / 2 for axis in breaks]
+        found = [_bisect(ask, _lines(middles, axis), axis) for axis in range(rows)]
+        larger = [_merge(old, new) for old, new in zip(breaks, found, strict=True)]
+        if all(len(new) == len(old) for new, old in zip(larger, breaks, strict=True)):
+            break
+        breaks = larger
+    widths = torch.cartesian_prod(*(axis.diff() for axis in breaks)).reshape(-1, rows).prod(1)
+    cells = torch.cartesian_prod(*middles).reshape(-1, rows)
+    law = torch.zeros(rows * vocab, dtype=torch.float64).index_add(0, ask(cells), widths)
+    return SamplerMap(law.reshape(rows, vocab), tuple(breaks))
+
+
+def _lines(middles: list[Float[Tensor, " cells"]], axis: int) -> Float[Tensor, "lines coins"]:
+    """One point on every line along an axis that goes through the middles of cells."""
+    one = torch.zeros(1, dtype=torch.float64)
+    return torch.cartesian_prod(*(one if index == axis else middle for index, middle in enumerate(middles))).reshape(
+        -1, len(middles)
+    )
+
+
+def _bisect(
+    ask: Callable[[Coins], Int[Tensor, " trials"]], lines: Float[Tensor, "lines coins"], axis: int
+) -> Float[Tensor, " found"]:
+    """Every coin at which the outcome changes along some line, to the last bit."""
+
+    def at(values: Float[Tensor, " trials"], which: Int[Tensor, " trials"]) -> Int[Tensor, " trials"]:
+        coins = lines[which].clone()
+        coins[:, axis] = values
+        return ask(coins)
+
+    which = torch.arange(len(lines))
+    low, high = torch.zeros(len(lines), dtype=torch.float64), torch.full((len(lines),), LAST_COIN, dtype=torch.float64)
+    below, above = at(low, which), at(high, which)
+    for _ in range(53):
+        split = below != above
+        which, low, high, below, above = (part[split] for part in (which, low, high, below, above))
+        if len(which) == 0:
+            break
+        middle = (low + high) / 2
+        between = at(middle, which)
+        which = torch.cat([which, which])
+        low, high = torch.cat([low, middle]), torch.cat([middle, high])
+        below, above = torch.cat([below, between]), torch.cat([between, above])
+    return high[below != above]
+
+
+def _merge(old: Float[Tensor, " old"], new: Float[Tensor, " new"]) -> Float[Tensor, " merged"]:
+    """Both in rising order; what differs by rounding is one."""
+    merged = torch.cat([old, new]).sort().values
+    apart = merged.diff() > 1e-12
+    return merged[torch.cat([torch.ones(1, dtype=torch.bool), apart])]
