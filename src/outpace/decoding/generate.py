@@ -138,6 +138,7 @@ def generate(
 
     Raises:
         UsageError: an option is unknown or out of range, or a prompt is empty or longer than the context.
+        UnsupportedError: a drafter is given for a target that cannot rewind.
         NumericsError: the target's logits are no distribution.
     """
     last: Piece | Result | list[Result] | None = None
@@ -224,7 +225,8 @@ def _pieces(
         for drafted in (True, False):  # the drafted tokens of a turn stand before the target's own
             part = [token for token, was in zip(emission.ids, emission.drafted, strict=True) if was == drafted]
             if part:
-                new = characters.push(part) if characters is not None else ""
+                spoken = [token for token in part if token not in requests[index].eos_ids]
+                new = characters.push(spoken) if characters is not None else ""
                 texts[index] += new
                 yield Piece(new, part, drafted, index)
         if emission.finish is None or emission.speculation is None or emission.timing is None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from outpace.decoding.stats import Speculation, Tally, Timing, timing
 from outpace.decoding.turn import Batch, Turn, check_rule, first_turn, take_turn
 from outpace.drafters.drafter import Drafter
-from outpace.errors import UsageError
+from outpace.errors import UnsupportedError, UsageError
 from outpace.models.target import Target
 from outpace.verification.probabilities import Sampling
 
@@ -139,9 +139,16 @@ def decode(
 
     Raises:
         UsageError: a request is empty or does not fit the context, or an option is out of range; before any work.
+        UnsupportedError: a drafter was given for a target that cannot rewind; before any work.
         NumericsError: the target's logits are no distribution.
     """
     _check(target, requests, num_draft_tokens, slots, rule)
+    if drafter is not None and num_draft_tokens and not target.can_rewind:
+        raise UnsupportedError(
+            f"the target {target.name!r} cannot rewind, so it cannot verify the drafts of {drafter.name!r}; "
+            "allowed: plain decoding",
+            hint="leave the drafter out",
+        )
     return _decode(target, drafter, requests, num_draft_tokens, slots, rule, logprobs, observer)
 
 
@@ -161,7 +168,7 @@ def _decode(
     )
     for row in [row for row in waiting if row.limit == 0]:
         waiting.remove(row)
-        yield _last(row, [], [], None, drafter, rule)
+        yield _last(row, [], [], None if logprobs is None else [], drafter, rule)
     if not waiting:
         return
     slots = min(slots or len(waiting), len(waiting))

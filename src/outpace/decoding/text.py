@@ -52,6 +52,11 @@ class Text:
         if isinstance(prompt, list):
             if all(isinstance(part, int) for part in prompt):
                 return [part for part in prompt if isinstance(part, int)]
+            for place, part in enumerate(prompt):
+                if not isinstance(part, dict):
+                    raise UsageError(
+                        f"part {place} of the prompt is a {type(part).__name__}; allowed: ids only, or messages only"
+                    )
             return self._chat([part for part in prompt if isinstance(part, dict)])
         if raw or not self.tokenizer.chat_template:
             return list(self.tokenizer.encode(prompt))

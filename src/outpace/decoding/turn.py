@@ -169,6 +169,8 @@ def judge(
 
     Rows of one rule are judged together. Greedy rows need no probabilities at all.
     """
+    if logits.dtype != torch.float64:
+        logits = logits.float()  # once, for all that follows: a maximum of bf16 costs three of fp32
     tops, values = argmax(logits)
     _require_usable(values, proposal.tree, keys)
     rules = tuple(

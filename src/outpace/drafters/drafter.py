@@ -4,7 +4,7 @@ Knows nothing of verdicts' mathematics: it is told what was kept and guesses aga
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -35,10 +35,12 @@ class Proposal:
     draft_logits: Float[Tensor, "batch rows vocab"] | None = None
 
 
+@runtime_checkable
 class DraftState(Protocol):
     """What a drafter remembers of a batch; opened by ``begin``, looked into by its own drafter only."""
 
 
+@runtime_checkable
 class Drafter(Protocol):
     """A guesser. It holds weights only; what belongs to a batch lives in its ``DraftState``.
 

@@ -101,8 +101,8 @@ class Small:
             known, read = own.known[row], own.read[row]
             agreed = len(known)
             known += tokens
-            while agreed < len(read) and agreed < len(known) and read[agreed] == known[agreed]:
-                agreed += 1
+            while agreed < min(len(read), len(known) - 1) and read[agreed] == known[agreed]:
+                agreed += 1  # the last token stays unread, even where it is what was read of a refused draft
             del read[agreed:]
         self.model.rewind(own.cache, [len(read) for read in own.read])
 

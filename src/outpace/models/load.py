@@ -5,25 +5,28 @@ Knows nothing of tokenizers: a Target works on ids and says in ``folder`` where 
 
 import platform
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from outpace.errors import UsageError
 from outpace.models.transformer import Shape, Transformer
-from outpace.models.weights import find_weights, fingerprint, load_tensors, read_config
+from outpace.models.staging import Progress
+from outpace.models.weights import DEFAULT, find_weights, fingerprint, load_tensors, read_config
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
-DtypeName = Literal["auto", "bf16", "fp32", "fp64"]
 
 
-def load_target(name: str | Path = "smollm2", *, dtype: str = "auto", device: str = "cpu") -> Transformer:
+def load_target(
+    name: str | Path = DEFAULT, *, dtype: str = "auto", device: str = "cpu", progress: Progress | None = None
+) -> Transformer:
     """Open a causal language model to be accelerated.
 
     Args:
         name: a folder, a Hugging Face id, or ``smollm2``, the embedded default, pulled when missing.
         dtype: ``auto`` (bf16 where the processor has it natively, else fp32), ``bf16``, ``fp32`` or ``fp64``.
         device: where to compute, as torch names it.
+        progress: told of a download as ``(done, total, what)``.
 
     Returns:
         A Target that also knows the folder of its tokenizer.
@@ -35,7 +38,7 @@ def load_target(name: str | Path = "smollm2", *, dtype: str = "auto", device: st
     """
     if dtype != "auto" and dtype not in DTYPES:
         raise UsageError(f"dtype is {dtype!r}; allowed: auto, {', '.join(DTYPES)}")
-    folder = find_weights(str(name))
+    folder = find_weights(str(name), progress=progress)
     config = read_config(folder)
     return Transformer(
         Shape.from_config(config),

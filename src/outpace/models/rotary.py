@@ -12,9 +12,28 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from outpace.errors import UnsupportedError
+from outpace.errors import UnsupportedError, WeightsError
 
 SCALINGS = ("default", "linear", "llama3", "yarn")
+
+
+def rotary_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a configuration says of rotary positions, old layout (``rope_scaling`` beside ``rope_theta``) or new.
+
+    Raises:
+        UnsupportedError: layers differ in their settings, or only a part of a head is rotated.
+    """
+    found = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    if nested := [key for key, value in found.items() if isinstance(value, Mapping)]:
+        raise UnsupportedError(f"the rotary settings differ by layer ({', '.join(nested)}); allowed: one for all")
+    found.setdefault("rope_type", found.get("type", "default"))
+    found.setdefault("rope_theta", config.get("rope_theta", 10000.0))
+    if "original_max_position_embeddings" in config:  # beside the scaling it goes before what the scaling says
+        found["original_max_position_embeddings"] = config["original_max_position_embeddings"]
+    share = found.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if share not in (None, 1):
+        raise UnsupportedError(f"partial_rotary_factor is {share}; the fast lane knows 1")
+    return found
 
 
 class Rotary:
@@ -27,12 +46,16 @@ class Rotary:
 
     Raises:
         UnsupportedError: the scaling is not one of ``SCALINGS``.
+        WeightsError: a number is missing that the scaling needs.
 
     Source: Su et al. 2104.09864; linear: Chen et al. 2306.15595; yarn: Peng et al. 2309.00071, section 3.
     """
 
     def __init__(self, parameters: Mapping[str, Any], width: int, max_positions: int) -> None:
-        self.inverse, self.scale = _frequencies(parameters, width, max_positions)
+        try:
+            self.inverse, self.scale = _frequencies(parameters, width, max_positions)
+        except KeyError as error:
+            raise WeightsError(f"the rotary scaling {parameters['rope_type']!r} has no {error}") from error
         self.tables: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
 
     def at(
@@ -71,7 +94,7 @@ def _frequencies(parameters: Mapping[str, Any], width: int, max_positions: int) 
     if kind == "linear":
         return inverse / float(parameters["factor"]), 1.0
     if kind == "llama3":
-        return _llama3(parameters, inverse), 1.0
+        return _llama3(parameters, inverse, max_positions), 1.0
     if kind == "yarn":
         return _yarn(parameters, inverse, theta, width, max_positions)
     raise UnsupportedError(
@@ -80,21 +103,25 @@ def _frequencies(parameters: Mapping[str, Any], width: int, max_positions: int) 
     )
 
 
-def _llama3(parameters: Mapping[str, Any], inverse: Tensor) -> Tensor:
+def _llama3(parameters: Mapping[str, Any], inverse: Tensor, max_positions: int) -> Tensor:
     """Long waves are stretched, short ones kept, those between blended by how often they fit the old context."""
-    factor, old = float(parameters["factor"]), float(parameters["original_max_position_embeddings"])
+    factor, old = float(parameters["factor"]), _old_context(parameters, max_positions)
     low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])
     fits = old * inverse / (2 * math.pi)
     blend = ((fits - low) / (high - low)).clamp(0, 1)
     return inverse * (blend + (1 - blend) / factor)
 
 
+def _old_context(parameters: Mapping[str, Any], max_positions: int) -> float:
+    return float(parameters.get("original_max_position_embeddings") or max_positions)
+
+
 def _yarn(
     parameters: Mapping[str, Any], inverse: Tensor, theta: float, width: int, max_positions: int
 ) -> tuple[Tensor, float]:
     """Interpolate slow dimensions, keep fast ones, ramp between; and warm the attention by a factor."""
-    factor = float(parameters["factor"])
-    old = float(parameters.get("original_max_position_embeddings") or max_positions)
+    old = _old_context(parameters, max_positions)
+    factor = float(parameters["factor"] or max_positions / old)
 
     def dimension(rotations: float) -> float:
         return width * math.log(old / (rotations * 2 * math.pi)) / (2 * math.log(theta))

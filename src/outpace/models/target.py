@@ -5,7 +5,7 @@ Knows nothing of drafters, acceptance or sampling.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -31,6 +31,7 @@ class Scores:
     features: Float[Tensor, "batch places taps width"] | None = None
 
 
+@runtime_checkable
 class State(Protocol):
     """The rows a target has read: one cache slot a row. Only the target that opened it looks inside."""
 
@@ -40,6 +41,7 @@ class State(Protocol):
         ...
 
 
+@runtime_checkable
 class Target(Protocol):
     """A model being accelerated.
 

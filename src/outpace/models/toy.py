@@ -77,15 +77,17 @@ def tiny_tensors(config: dict[str, Any], *, seed: int = 0, spread: float = 1.0) 
         at = f"model.layers.{index}"
         for name, heads in (("q", shape.heads), ("k", shape.kv_heads), ("v", shape.kv_heads)):
             tensors[f"{at}.self_attn.{name}_proj.weight"] = 2 * matrix(heads * width, hidden)
-            if config["model_type"] == "qwen2" or config.get("attention_bias"):
+            if shape.input_bias:
                 tensors[f"{at}.self_attn.{name}_proj.bias"] = 0.3 * torch.randn(heads * width, generator=generator)
-            if config["model_type"] == "qwen3" and name != "v":
+            if shape.head_norms and name != "v":
                 tensors[f"{at}.self_attn.{name}_norm.weight"] = norm(width)
         tensors[f"{at}.self_attn.o_proj.weight"] = matrix(hidden, shape.heads * width)
-        if config["model_type"] == "llama" and config.get("attention_bias"):
+        if shape.output_bias:
             tensors[f"{at}.self_attn.o_proj.bias"] = 0.3 * torch.randn(hidden, generator=generator)
         for name, outputs, inputs in (("gate", wide, hidden), ("up", wide, hidden), ("down", hidden, wide)):
             tensors[f"{at}.mlp.{name}_proj.weight"] = 2 * matrix(outputs, inputs)
+            if shape.feed_forward_bias:
+                tensors[f"{at}.mlp.{name}_proj.bias"] = 0.3 * torch.randn(outputs, generator=generator)
         tensors[f"{at}.input_layernorm.weight"] = norm(hidden)
         tensors[f"{at}.post_attention_layernorm.weight"] = norm(hidden)
     return tensors

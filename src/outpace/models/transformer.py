@@ -18,11 +18,18 @@ from torch.nn import functional
 from outpace.errors import UnsupportedError, WeightsError
 from outpace.models.cache import Cache
 from outpace.models.matmul import Matmul, packing_pays
-from outpace.models.rotary import Rotary, rotate
+from outpace.models.rotary import Rotary, rotary_parameters, rotate
 from outpace.models.target import Scores, State, Tap
 from outpace.verification.tree import DraftTree
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+_QWEN = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
+ASSUMED: dict[str, dict[str, int]] = {  # what a configuration of each family means by leaving a key out
+    "llama": {},
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": _QWEN,
+    "qwen3": _QWEN | {"head_dim": 128},
+}
+FAMILIES = tuple(ASSUMED)
 PREFILL_TOKENS = 512  # tokens of a prefill forward, over all rows: bounds the memory of activations
 
 
@@ -30,7 +37,8 @@ PREFILL_TOKENS = 512  # tokens of a prefill forward, over all rows: bounds the m
 class Shape:
     """What ``config.json`` says of the arithmetic.
 
-    ``windows`` has one entry a layer: how many positions back a token sees, itself included; None sees all.
+    ``windows`` has one entry a layer: how many positions back a token sees, itself included; None sees all. The last
+    four fields say which biases and norms there are besides those that every family has.
     """
 
     vocab_size: int
@@ -45,13 +53,19 @@ class Shape:
     tied_head: bool
     rotary: Mapping[str, Any]
     windows: tuple[int | None, ...]
+    input_bias: bool
+    output_bias: bool
+    feed_forward_bias: bool
+    head_norms: bool
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "Shape":
-        """Read a Hugging Face configuration, old or new layout.
+        """Read a Hugging Face configuration, old or new layout; a key that is left out means what it means there.
 
         Raises:
-            UnsupportedError: the model type, the activation or the rotary scaling is not one the fast lane knows.
+            UnsupportedError: the model type, the activation, the rotary scaling, a kind of layer or a quantisation is
+                not one the fast lane knows.
+            WeightsError: a key is missing without which there is no model.
         """
         kind = config.get("model_type")
         if kind not in FAMILIES:
@@ -61,37 +75,55 @@ class Shape:
             )
         if config.get("hidden_act", "silu") != "silu":
             raise UnsupportedError(f"the activation is {config['hidden_act']!r}; the fast lane knows 'silu'")
-        heads = int(config["num_attention_heads"])
-        scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-        scaling.setdefault("rope_type", scaling.get("type", "default"))
-        scaling.setdefault("rope_theta", config.get("rope_theta", 10000.0))
+        if quantised := config.get("quantization_config"):
+            raise UnsupportedError(
+                f"the weights are quantised ({quantised.get('quant_method')}); the fast lane knows floating point",
+                hint="use the checkpoint that these weights were quantised from",
+            )
+        try:
+            return cls._read(ASSUMED[kind] | dict(config), kind)
+        except KeyError as error:
+            raise WeightsError(f"config.json has no {error}", hint="fetch the file again") from error
+
+    @classmethod
+    def _read(cls, config: Mapping[str, Any], kind: str) -> "Shape":
+        heads, positions = int(config["num_attention_heads"]), int(config["max_position_embeddings"])
+        width = int(config.get("head_dim") or config["hidden_size"] // heads)
+        attention_bias = kind in ("llama", "qwen3") and bool(config.get("attention_bias", False))
+        rotary = rotary_parameters(config)
+        Rotary(rotary, width, positions)  # refuses what it does not know before any weights are read
         return cls(
             vocab_size=int(config["vocab_size"]),
             hidden_size=int(config["hidden_size"]),
             layers=int(config["num_hidden_layers"]),
             heads=heads,
             kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_width=int(config.get("head_dim") or config["hidden_size"] // heads),
+            head_width=width,
             feed_forward=int(config["intermediate_size"]),
-            max_positions=int(config["max_position_embeddings"]),
-            norm_eps=float(config["rms_norm_eps"]),
+            max_positions=positions,
+            norm_eps=float(config.get("rms_norm_eps", 1e-6)),
             tied_head=bool(config.get("tie_word_embeddings", False)),
-            rotary=scaling,
-            windows=_windows(config),
+            rotary=rotary,
+            windows=_windows(config, kind),
+            input_bias=kind == "qwen2" or attention_bias,
+            output_bias=attention_bias,
+            feed_forward_bias=kind == "llama" and bool(config.get("mlp_bias", False)),
+            head_norms=kind == "qwen3",
         )
 
 
-def _windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:
-    layers, window = int(config["num_hidden_layers"]), config.get("sliding_window")
-    if config["model_type"] in ("qwen2", "qwen3") and not config.get("use_sliding_window", False):
-        window = None
-    if not window or config["model_type"] == "llama":
+def _windows(config: Mapping[str, Any], kind: str) -> tuple[int | None, ...]:
+    layers, window, kinds = int(config["num_hidden_layers"]), config.get("sliding_window"), config.get("layer_types")
+    if not window or kind == "llama" or (kind != "mistral" and not config.get("use_sliding_window", False)):
         return (None,) * layers
-    kinds = config.get("layer_types")
-    if kinds is None:  # older files: Mistral slides everywhere, Qwen from max_window_layers on
-        first = int(config.get("max_window_layers", 0)) if config["model_type"] != "mistral" else 0
+    if kinds is None:  # Mistral slides everywhere, Qwen from max_window_layers on
+        first = min(layers, int(config["max_window_layers"])) if kind != "mistral" else 0
         kinds = ["full_attention"] * first + ["sliding_attention"] * (layers - first)
-    return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)
+    if unknown := set(kinds) - {"full_attention", "sliding_attention"}:
+        raise UnsupportedError(f"a layer is of type {min(unknown)!r}; allowed: full_attention, sliding_attention")
+    if len(kinds) != layers:
+        raise WeightsError(f"config.json has {len(kinds)} layer_types for {layers} layers")
+    return tuple(int(window) if each == "sliding_attention" else None for each in kinds)
 
 
 @dataclass(frozen=True)
@@ -173,8 +205,8 @@ class Transformer:
         """Read right-padded prompts as new last rows, in chunks; only the last token's logits are computed."""
         cache = _cache(state)
         count, time = ids.shape
-        rows = cache.admit(count)
         cache.require([0] * count, time)
+        rows = cache.admit(count)
         chunk = max(1, PREFILL_TOKENS // count)
         states, features = [], []
         for start in range(0, time, chunk):
@@ -190,9 +222,7 @@ class Transformer:
         return Scores(self.head(last[:, None]), torch.cat(features, 1) if taps else None)
 
     @torch.inference_mode()
-    def score(
-        self, state: State, last: Int[Tensor, " batch"], tree: DraftTree, taps: tuple[Tap, ...] = ()
-    ) -> Scores:
+    def score(self, state: State, last: Int[Tensor, " batch"], tree: DraftTree, taps: tuple[Tap, ...] = ()) -> Scores:
         """Score the last token and every node in one forward, each seeing the kept tokens and its own ancestors."""
         cache = _cache(state)
         lengths = cache.lengths
@@ -236,7 +266,9 @@ class Transformer:
         seen: dict[Tap, Tensor] = {0: hidden}
         for index, (layer, window) in enumerate(zip(self.blocks, shape.windows, strict=True)):
             normed = functional.rms_norm(hidden, (shape.hidden_size,), layer.attention_norm, eps)
-            hidden = hidden + layer.output(self._attend(layer, index, normed, cache, rows, starts, cos, sin, masks[window]))
+            hidden = hidden + layer.output(
+                self._attend(layer, index, normed, cache, rows, starts, cos, sin, masks[window])
+            )
             normed = functional.rms_norm(hidden, (shape.hidden_size,), layer.feed_forward_norm, eps)
             gate, up = layer.gate_up(normed).chunk(2, -1)
             hidden = hidden + layer.down(functional.silu(gate) * up)
@@ -338,31 +370,29 @@ class _Reader:
             raise WeightsError(f"the tensor {name!r} has shape {tuple(found.shape)}; config.json says {shape}")
         return found.to(self.device, self.dtype)
 
-    def optional(self, name: str, shape: tuple[int, ...]) -> Tensor | None:
-        return self(name, shape) if name in self.tensors else None
-
-    def fused(self, prefix: str, parts: Mapping[str, int], inputs: int, packed: bool) -> Matmul:
+    def fused(self, prefix: str, parts: Mapping[str, int], inputs: int, biased: bool, packed: bool) -> Matmul:
         """One matmul for several projections of the same input, their outputs side by side."""
         weight = torch.cat([self(f"{prefix}.{name}.weight", (outputs, inputs)) for name, outputs in parts.items()])
-        biases = [self.optional(f"{prefix}.{name}.bias", (outputs,)) for name, outputs in parts.items()]
-        present = [bias for bias in biases if bias is not None]
-        if len(present) not in (0, len(biases)):
-            raise WeightsError(f"only some of {', '.join(parts)} under {prefix!r} have a bias")
-        return Matmul(weight, torch.cat(present) if present else None, packed=packed)
+        named = {f"{prefix}.{name}.bias": outputs for name, outputs in parts.items()}
+        if not biased:
+            if stray := [name for name in named if name in self.tensors]:
+                raise WeightsError(f"the weights hold {stray[0]!r}; config.json says that there is no such bias")
+            return Matmul(weight, packed=packed)
+        return Matmul(weight, torch.cat([self(name, (outputs,)) for name, outputs in named.items()]), packed=packed)
 
     def layer(self, index: int, packed: bool) -> Layer:
         """The weights of one layer."""
         shape, at = self.shape, f"model.layers.{index}"
-        hidden, wide = shape.hidden_size, shape.feed_forward
+        hidden, wide, biased = shape.hidden_size, shape.feed_forward, shape.feed_forward_bias
         query, key = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
         projections = {"q_proj": query, "k_proj": key, "v_proj": key}
         return Layer(
             attention_norm=self(f"{at}.input_layernorm.weight", (hidden,)),
-            query_key_value=self.fused(f"{at}.self_attn", projections, hidden, packed),
-            query_norm=self.optional(f"{at}.self_attn.q_norm.weight", (shape.head_width,)),
-            key_norm=self.optional(f"{at}.self_attn.k_norm.weight", (shape.head_width,)),
-            output=self.fused(f"{at}.self_attn", {"o_proj": hidden}, query, packed),
+            query_key_value=self.fused(f"{at}.self_attn", projections, hidden, shape.input_bias, packed),
+            query_norm=self(f"{at}.self_attn.q_norm.weight", (shape.head_width,)) if shape.head_norms else None,
+            key_norm=self(f"{at}.self_attn.k_norm.weight", (shape.head_width,)) if shape.head_norms else None,
+            output=self.fused(f"{at}.self_attn", {"o_proj": hidden}, query, shape.output_bias, packed),
             feed_forward_norm=self(f"{at}.post_attention_layernorm.weight", (hidden,)),
-            gate_up=self.fused(f"{at}.mlp", {"gate_proj": wide, "up_proj": wide}, hidden, packed),
-            down=self.fused(f"{at}.mlp", {"down_proj": hidden}, wide, packed),
+            gate_up=self.fused(f"{at}.mlp", {"gate_proj": wide, "up_proj": wide}, hidden, biased, packed),
+            down=self.fused(f"{at}.mlp", {"down_proj": hidden}, wide, biased, packed),
         )

@@ -90,7 +90,7 @@ class _Place:
         rest = subtract_draft_(target[some].mul_(weight[:, None]), draft, token)
         mass = rest.sum(1)
         target[some] = rest.div_(mass[:, None])
-        if bool((empty := mass == 0).any()):
+        if bool((empty := ~(mass > 0)).any()):
             lost = torch.arange(len(drawn), device=drawn.device)[some][empty]
             target[lost] = self.target_probs[self.who[lost], self.row]
         self.weight[some] = rescue_chance(mass, weight)
@@ -200,7 +200,8 @@ class _TreeForm:
         law = torch.zeros_like(target_probs)
         for group in _groups(target_probs, tree, draft_probs):
             for place, ends in self.walk(group, lambda who, node, chance: chance):
-                law[place.who, place.row] = ends[:, None] * place.load()
+                left = place.load()
+                law[place.who, place.row] = ends[:, None] * left / left.sum(1, keepdim=True)
         return law
 
     @property

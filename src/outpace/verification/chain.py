@@ -109,13 +109,13 @@ def _next_rows(
     """What the next token is drawn from after each row's end, not normalised.
 
     A residual without mass belongs to a rejection that has probability zero, rounding aside: then the target's own
-    row stands in, which at least cannot emit what the target cannot.
+    row stands in, which at least cannot emit what the target cannot. So it does for a draft's law that is not finite.
     """
     batch = torch.arange(len(end), device=end.device)
     rest = target_probs[batch, end].mul_(judged.weights[batch, end, None])
     token = pad(tree.tokens.clamp(min=0), (0, 1))[batch, end]
     rest = subtract_draft_(rest, None if draft_probs is None else draft_probs[batch, end], token)
-    plain = (end == judged.lengths) | (rest.sum(1) == 0)
+    plain = (end == judged.lengths) | ~(rest.sum(1) > 0)
     if bool(plain.any()):
         rest[plain] = target_probs[batch[plain], end[plain]]
     return rest

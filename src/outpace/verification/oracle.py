@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from outpace.verification.tree import DraftTree
-from outpace.verification.verdict import Coins, DraftRows, Rule, TargetRows
+from outpace.verification.verdict import DraftRows, Rule, TargetRows
 
 
 def count_prefixes(vocab: int, length: int) -> int:
@@ -212,19 +212,23 @@ class SamplerMap:
     """
 
     law: Float[Tensor, "rows vocab"]
-    breakpoints: tuple[Float[Tensor, " breaks"], ...]
+    breakpoints: tuple[Float[Tensor, " _"], ...]
 
 
 def outcomes(
-    rule: Rule, target_probs: TargetRows, tree: DraftTree, draft_probs: DraftRows, coins: Coins
+    rule: Rule,
+    target_probs: TargetRows,
+    tree: DraftTree,
+    draft_probs: DraftRows,
+    coins: Float[Tensor, "trials rows"],
 ) -> Int[Tensor, " trials"]:
     """``end row * vocab + next token`` for every row of coins, of one draft (batch 1)."""
     trials, (_, rows, vocab) = len(coins), target_probs.shape
     many = DraftTree(*(part.expand(trials, *part.shape[1:]) for part in (tree.tokens, tree.parents, tree.num_nodes)))
     law = None if draft_probs is None else draft_probs.expand(trials, rows, vocab)
     verdict = rule.judge(target_probs.expand(trials, rows, vocab), many, law, coins)
-    path = pad(verdict.path + 1, (1, 0))  # as rows, the root in front
-    return path.gather(1, verdict.num_accepted[:, None]).squeeze(1) * vocab + verdict.next_token
+    ends = pad(verdict.path + 1, (1, 0)).amax(1)  # nodes rise along a path, and the root is row 0
+    return ends * vocab + verdict.next_token
 
 
 def map_sampler(rule: Rule, target_probs: TargetRows, tree: DraftTree, draft_probs: DraftRows) -> SamplerMap:
@@ -239,7 +243,7 @@ def map_sampler(rule: Rule, target_probs: TargetRows, tree: DraftTree, draft_pro
     """
     rows, vocab = target_probs.shape[1:]
 
-    def ask(coins: Coins) -> Int[Tensor, " trials"]:
+    def ask(coins: Float[Tensor, "trials coins"]) -> Int[Tensor, " trials"]:
         return outcomes(rule, target_probs, tree, draft_probs, coins)
 
     breaks = [torch.tensor([0.0, 1.0], dtype=torch.float64) for _ in range(rows)]
@@ -256,7 +260,7 @@ def map_sampler(rule: Rule, target_probs: TargetRows, tree: DraftTree, draft_pro
     return SamplerMap(law.reshape(rows, vocab), tuple(breaks))
 
 
-def _lines(middles: list[Float[Tensor, " cells"]], axis: int) -> Float[Tensor, "lines coins"]:
+def _lines(middles: list[Float[Tensor, " _"]], axis: int) -> Float[Tensor, "lines coins"]:
     """One point on every line along an axis that goes through the middles of cells."""
     one = torch.zeros(1, dtype=torch.float64)
     return torch.cartesian_prod(*(one if index == axis else middle for index, middle in enumerate(middles))).reshape(
@@ -265,7 +269,7 @@ def _lines(middles: list[Float[Tensor, " cells"]], axis: int) -> Float[Tensor, "
 
 
 def _bisect(
-    ask: Callable[[Coins], Int[Tensor, " trials"]], lines: Float[Tensor, "lines coins"], axis: int
+    ask: Callable[[Tensor], Int[Tensor, " trials"]], lines: Float[Tensor, "lines coins"], axis: int
 ) -> Float[Tensor, " found"]:
     """Every coin at which the outcome changes along some line, to the last bit."""
 

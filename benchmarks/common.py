@@ -1,0 +1,325 @@
+"""What the measuring scripts share: prompts, the machine's record, interleaved runs, paired intervals, results on disk.
+
+Knows nothing of what is measured. Prompts are those of specbench-dev, first turn only, through the chat template of
+the target; ``OUTPACE_DATA`` names the folder that holds the file.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from outpace.decoding.stats import Speculation
+from outpace.decoding.text import text_of
+
+REPOSITORY = Path(__file__).parents[1]
+RESULTS = Path(__file__).parent / "results"
+FORMAT_VERSION = 1
+RESAMPLES = 4000
+ALL = "all"
+
+
+# ---- arguments and results -------------------------------------------------------------------------------------------
+
+
+def arguments(doc: str | None) -> argparse.ArgumentParser:
+    """A parser with the flags that every script has; its help is the script's docstring."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="smollm2", help="a folder, a Hugging Face id, or the default")
+    parser.add_argument("--out", type=Path, help="where the result goes; benchmarks/results by default")
+    parser.add_argument("--quick", action="store_true", help="tiny settings: does it run at all? judges no gate")
+    return parser
+
+
+def prompt_arguments(parser: argparse.ArgumentParser, *, per_category: int, tokens: int, repeats: int) -> None:
+    """The flags of scripts that decode prompts of specbench-dev."""
+    parser.add_argument("--prompts-per-category", type=int, default=per_category)
+    parser.add_argument("--categories", nargs="+", help="only these")
+    parser.add_argument("--limit", type=int, help="at most this many prompts")
+    parser.add_argument("--max-new-tokens", type=int, default=tokens)
+    parser.add_argument("--repeats", type=int, default=repeats)
+
+
+def document(script: str, args: argparse.Namespace, protocol: str, **found: Any) -> dict[str, Any]:
+    """One result: what was measured, where, when, with what, and how."""
+    settings = {name: value for name, value in vars(args).items() if name not in ("out", "target")}
+    return {
+        "format_version": FORMAT_VERSION,
+        "script": f"benchmarks/{script}.py",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "versions": versions(),
+        "target": Path(args.target).name,
+        "protocol": protocol,
+        "settings": settings,
+        **found,
+    }
+
+
+def save(script: str, args: argparse.Namespace, found: Mapping[str, Any]) -> None:
+    """Write a result whole or not at all. A quick run leaves the committed results alone."""
+    if args.out is None and args.quick:
+        return
+    path = args.out or RESULTS / f"{script}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    growing = path.with_name(f".{path.name}.{os.getpid()}")
+    growing.write_text(json.dumps(rounded(found), indent=1) + "\n", "utf-8")
+    os.replace(growing, path)
+    print(f"written: {path}", file=sys.stderr)
+
+
+def rounded(value: Any) -> Any:
+    """Plain data for JSON: intervals as dictionaries, floats to six digits."""
+    if isinstance(value, Estimate):
+        return rounded(asdict(value))
+    if isinstance(value, Mapping):
+        return {key: rounded(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(part) for part in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def machine() -> dict[str, Any]:
+    """What computed, and how busy it was when the figures were written down."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text("utf-8").splitlines() if info.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": names[0] if names else platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_gb": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
+        "bf16": torch.cpu._is_avx512_bf16_supported(),
+        "system": platform.platform(),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+    }
+
+
+def versions() -> dict[str, str]:
+    """Python, the packages that matter, and the commit."""
+    found = {"python": platform.python_version()}
+    for name in ("torch", "transformers", "numpy"):
+        found[name] = metadata.version(name)
+    found["outpace"] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return found | ({"commit": done.stdout.strip()} if done.returncode == 0 else {})
+
+
+def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table; numbers to the right, floats with three digits that mean something."""
+    table = Table(title=title, title_justify="left")
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="left" if place == 0 else "right")
+    for row in rows:
+        table.add_row(*(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row))
+    Console(width=max(100, Console().width)).print(table)
+
+
+# ---- gates -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A promise: a floor that must hold (or a ceiling), and a goal that is hoped for.
+
+    It fails only where the whole interval lies on the wrong side.
+    """
+
+    name: str
+    estimate: Estimate
+    bound: float
+    goal: float | None = None
+    ceiling: bool = False
+
+    @property
+    def holds(self) -> bool:
+        return self.estimate.low <= self.bound if self.ceiling else self.estimate.high >= self.bound
+
+    @property
+    def goal_met(self) -> bool | None:
+        if self.goal is None:
+            return None
+        return self.estimate.value <= self.goal if self.ceiling else self.estimate.value >= self.goal
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self) | {"holds": self.holds, "goal_met": self.goal_met}
+
+
+def judge(gates: Sequence[Gate], quick: bool) -> int:
+    """Print every gate; the exit status is 1 where one fails, and always 0 for a quick run, which proves nothing."""
+    if not gates:
+        return 0
+    rows = [
+        (
+            gate.name,
+            str(gate.estimate),
+            f"{'<=' if gate.ceiling else '>='} {gate.bound:g}",
+            "-" if gate.goal is None else f"{gate.goal:g}",
+            "not judged" if quick else "holds" if gate.holds else "FAILS",
+        )
+        for gate in gates
+    ]
+    show("gates", ("gate", "measured", "bound", "goal", ""), rows)
+    return int(not quick and not all(gate.holds for gate in gates))
+
+
+# ---- prompts ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Question:
+    """One prompt as the target reads it."""
+
+    question_id: int
+    category: str
+    ids: list[int]
+
+
+def data_folder() -> Path:
+    """The folder that ``OUTPACE_DATA`` names."""
+    named = os.environ.get("OUTPACE_DATA")
+    if not named or not Path(named).is_dir():
+        sys.exit(f"OUTPACE_DATA is {named!r}; it must name the folder that holds specbench-dev.jsonl")
+    return Path(named)
+
+
+def questions(folder: Path | None, args: argparse.Namespace) -> list[Question]:
+    """The first prompts of every category, first turn only, through the chat template in ``folder``."""
+    if folder is None:
+        sys.exit("the target has no folder, so no tokenizer")
+    text = text_of(folder)
+    lines = (data_folder() / "specbench-dev.jsonl").read_text("utf-8").splitlines()
+    taken: dict[str, int] = {}
+    found = []
+    for record in map(json.loads, lines):
+        category = record["category"]
+        taken[category] = taken.get(category, 0) + 1
+        wanted = not args.categories or category in args.categories
+        if wanted and taken[category] <= args.prompts_per_category:
+            found.append(Question(record["question_id"], category, text.encode(record["turns"][0])))
+    return found[: args.limit]
+
+
+def by_category(asked: Sequence[Question]) -> dict[str, list[int]]:
+    """The places of every category's questions, and of all of them under ``all``, last."""
+    places: dict[str, list[int]] = {}
+    for place, question in enumerate(asked):
+        places.setdefault(question.category, []).append(place)
+    return places | {ALL: list(range(len(asked)))}
+
+
+# ---- runs and intervals ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Run:
+    """One decoded text and the wall time it took, prefill included."""
+
+    seconds: float
+    token_ids: list[int]
+    speculation: Speculation | None = None
+
+    @property
+    def rate(self) -> float:
+        """New tokens a second."""
+        return len(self.token_ids) / self.seconds
+
+
+Contestant = Callable[[Question], Run]
+
+
+def interleave(
+    contestants: Mapping[str, Contestant], asked: Sequence[Question], repeats: int
+) -> dict[str, list[list[Run]]]:
+    """Every contestant on every question, A B C A B C ..., several times over; ``[name][question][repeat]``.
+
+    Contestants meet on one question at one time, so that drift of the machine hits them alike; the one that begins
+    rotates. Each decodes the first question once unmeasured.
+    """
+    names = list(contestants)
+    runs: dict[str, list[list[Run]]] = {name: [[] for _ in asked] for name in names}
+    for name in names:
+        contestants[name](asked[0])
+    jobs = [(repeat, place) for repeat in range(repeats) for place in range(len(asked))]
+    for repeat, place in track(jobs, "measuring", console=Console(stderr=True)):
+        first = (repeat + place) % len(names)
+        for name in names[first:] + names[:first]:
+            runs[name][place].append(contestants[name](asked[place]))
+    return runs
+
+
+def median_rates(runs: Sequence[Sequence[Run]]) -> NDArray[np.float64]:
+    """Tokens a second of every question, the median of its repeats."""
+    return np.array([statistics.median(run.rate for run in repeats) for repeats in runs])
+
+
+def resampled(count: int) -> NDArray[np.int64]:
+    """Places drawn with replacement, one row a resample: the same for every call with the same count."""
+    return np.random.default_rng(count).integers(count, size=(RESAMPLES, count))
+
+
+def median_ratio(ours: Sequence[float] | NDArray[np.float64], theirs: Sequence[float] | NDArray[np.float64]) -> Estimate:
+    """The ratio of medians over questions, with the interval of a paired bootstrap: both sides draw the same ones."""
+    first, second = np.asarray(ours, float), np.asarray(theirs, float)
+    places = resampled(len(first))
+    ratios = np.median(first[places], 1) / np.median(second[places], 1)
+    low, high = np.percentile(ratios, (2.5, 97.5))
+    return Estimate(float(np.median(first) / np.median(second)), float(low), float(high))
+
+
+def median(values: Sequence[float] | NDArray[np.float64]) -> Estimate:
+    """The median over questions, with its bootstrap interval."""
+    array = np.asarray(values, float)
+    low, high = np.percentile(np.median(array[resampled(len(array))], 1), (2.5, 97.5))
+    return Estimate(float(np.median(array)), float(low), float(high))
+
+
+def pooled(speculations: Sequence[Speculation]) -> dict[str, Any]:
+    """tau and acceptance over several texts, sums over sums."""
+    turns = sum(one.turns for one in speculations)
+    drafted = sum(one.drafted for one in speculations)
+    emitted = sum((one.tau or 0.0) * one.turns for one in speculations)
+    passed = sum(one.matched for one in speculations)
+    # Matched over acceptance is how many positions were decided; where nothing matched, each draft decided one.
+    drafting = [one for one in speculations if one.drafted]
+    tried = sum(
+        round(one.matched / one.acceptance) if one.acceptance else one.turns - one.plain_turns for one in drafting
+    )
+    return {
+        "tau": emitted / turns if turns else None,
+        "acceptance": passed / tried if tried else None,
+        "turns": turns,
+        "plain_turns": sum(one.plain_turns for one in speculations),
+        "drafted": drafted,
+        "accepted": sum(one.accepted for one in speculations),
+    }
