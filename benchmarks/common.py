@@ -130,7 +130,7 @@ def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -
         table.add_column(column, justify="left" if place == 0 else "right")
     for row in rows:
         table.add_row(*(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row))
-    Console(width=max(100, Console().width)).print(table)
+    Console(width=max(140, Console().width)).print(table)
 
 
 # ---- gates -----------------------------------------------------------------------------------------------------------

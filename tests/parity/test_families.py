@@ -83,9 +83,12 @@ def test_packed_weights_say_the_same(build: Callable[[str], Any], name: str) -> 
 
 
 def test_a_tree_is_one_forward_under_its_mask(pair: Any) -> None:
-    """transformers, given our tree as a mask of four axes and as positions, agrees node by node."""
+    """transformers, given our tree as a mask of four axes and as positions, agrees node by node.
+
+    The second branch is deeper than the window of 8, and behind its first node a sibling takes up a place in the line.
+    """
     text, target = prompts()[1], pair.target()
-    tree, last = planted([[-1, -1, 0, 1, 0, 3, 5]], seed=5), random_ids(1, seed=6)
+    tree, last = planted([[-1, -1, 0, 1, 0, 3, 5, 6, 7, 8, 9, 10, 11]], seed=5), random_ids(1, seed=6)
     state = target.open(1, 40)
     target.prefill(state, torch.tensor([text]), [len(text)])
     parents = [index - 1 for index in range(len(text) + 1)] + [

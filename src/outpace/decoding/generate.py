@@ -31,7 +31,7 @@ class Options(TypedDict, total=False):
     """What may be asked of ``generate`` and ``stream``; the command line's flags carry the same names.
 
     Keys:
-        temperature, top_k, top_p, min_p: the law of every token, see ``Sampling``; temperature 0, the default, is greedy.
+        temperature, top_k, top_p, min_p: the law of every token, see ``Sampling``; temperature 0, the default: greedy.
         seed: makes the text reproducible. Without a named rule the shared-noise coupling is in force, and the text in
             fp32 is the plain seeded text whatever the drafter, K or batch.
         max_new_tokens: 256 by default; None goes on to the end of the context.
@@ -109,9 +109,7 @@ Batch = list[str] | list[list[int]] | list[list[Message]]
 
 
 @overload
-def generate(
-    target: Target, drafter: Drafter | None, prompt: SinglePrompt, **options: Unpack[Options]
-) -> Result: ...
+def generate(target: Target, drafter: Drafter | None, prompt: SinglePrompt, **options: Unpack[Options]) -> Result: ...
 
 
 @overload
@@ -141,10 +139,8 @@ def generate(
         UnsupportedError: a drafter is given for a target that cannot rewind.
         NumericsError: the target's logits are no distribution.
     """
-    last: Piece | Result | list[Result] | None = None
-    for last in stream(target, drafter, prompt, **options):
-        pass
-    assert last is not None and not isinstance(last, Piece)
+    *_, last = stream(target, drafter, prompt, **options)
+    assert not isinstance(last, Piece)
     return last
 
 
@@ -247,9 +243,7 @@ def _pieces(
     yield done if batched else done[0]
 
 
-def _request(
-    target: Target, text: Text | None, prompt: Prompt, options: Options, strings: Sequence[str]
-) -> Request:
+def _request(target: Target, text: Text | None, prompt: Prompt, options: Options, strings: Sequence[str]) -> Request:
     ids = list(prompt) if text is None else text.encode(prompt, raw=options.get("raw", False))
     eos = options.get("eos_ids", target.eos_ids)
     return Request(

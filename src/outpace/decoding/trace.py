@@ -4,10 +4,10 @@ Knows nothing of how a turn is taken: it watches turns go by. The first line is 
 
 Header: ``format_version, versions, target {name, fingerprint, vocab_size}, drafter, sampling, machine``. Record:
 ``request, start`` (absolute position of the turn's first token), ``last`` (the token before it), ``num_draft_tokens``,
-``nodes`` (parent, token, draft_prob, target_prob), ``target`` and ``draft`` (a row each for the root and every node: the
-16 largest raw logits by id, and the log-sum-exp of all), ``verdict`` (path, next_token, rule, lossless), ``seed``,
-``coins`` and ``seconds``. ``draft_prob`` is of the law that was drawn from, 1 for a deterministic child; ``target_prob``
-of the target's raw logits. What a turn emitted behind the stop is in its record too.
+``nodes`` (parent, token, draft_prob, target_prob), ``target`` and ``draft`` (a row each for the root and every node:
+the 16 largest raw logits by id, and the log-sum-exp of all), ``verdict`` (path, next_token, rule, lossless), ``seed``,
+``coins`` and ``seconds``. ``draft_prob`` is of the law drawn from, 1 for a deterministic child; ``target_prob`` of the
+target's raw logits. What a turn emitted behind the stop is in its record too.
 """
 
 import json
@@ -129,8 +129,6 @@ class Tracer:
 def _largest(logits: Float[Tensor, "rows vocab"]) -> list[dict[str, Any]]:
     """The largest raw logits of every row and the log-sum-exp of all of them; what is forbidden (-inf) is left out."""
     best = logits.topk(min(TOP, logits.shape[-1]), -1)
-    counts = best.values.isfinite().sum(-1).tolist()
+    counts = best.values.isfinite().sum(-1).tolist()  # JSON has no infinity
     columns = zip(best.indices.tolist(), best.values.tolist(), counts, logits.logsumexp(-1).tolist(), strict=True)
-    return [
-        {"ids": ids[:count], "logits": values[:count], "logsumexp": whole} for ids, values, count, whole in columns
-    ]
+    return [{"ids": ids[:count], "logits": values[:count], "logsumexp": whole} for ids, values, count, whole in columns]

@@ -15,6 +15,8 @@ from outpace.models.target import Tap
 from outpace.verification.coins import Keys
 from outpace.verification.probabilities import Sampling
 
+ROOM = 4096  # tokens that a text has room for at first; a function's context has no end
+
 
 @dataclass
 class History:
@@ -93,7 +95,7 @@ class Lookup:
         """Index new prompts."""
         rows = _own(state).rows
         for prompt in prompts:
-            rows.append(History.with_room(max(_own(state).positions, len(prompt), 1)))
+            rows.append(History.with_room(max(min(_own(state).positions, ROOM), len(prompt), 1)))
             self._extend(rows[-1], prompt)
 
     def propose(self, state: DraftState, limits: list[int], sampling: list[Sampling], keys: Keys) -> Proposal:

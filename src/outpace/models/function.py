@@ -18,6 +18,7 @@ from outpace.verification.tree import DraftTree
 
 LogitsOf = Callable[[Int[Tensor, "batch time"]], Float[Tensor, "batch time vocab"]]
 UNLIMITED = 2**31 - 1
+ROOM = 4096  # positions allocated at first: the context of a function may be unlimited, memory is not
 
 
 @dataclass
@@ -27,6 +28,12 @@ class Texts:
     ids: Int[Tensor, "slots positions"]
     lengths: list[int] = field(default_factory=list)
     scored: tuple[Int[Tensor, " batch"], DraftTree] | None = None
+
+    def require(self, positions: int) -> None:
+        """Make room for texts of this length."""
+        short = positions - self.ids.shape[1]
+        if short > 0:
+            self.ids = torch.nn.functional.pad(self.ids, (0, max(short, self.ids.shape[1])))
 
 
 class FunctionTarget:
@@ -58,14 +65,15 @@ class FunctionTarget:
         self.name, self.eos_ids, self.max_positions, self.dtype = name, eos_ids, max_positions, dtype
 
     def open(self, slots: int, positions: int) -> Texts:
-        """An empty batch."""
-        return Texts(torch.zeros(slots, positions, dtype=torch.int64))
+        """An empty batch; texts that outgrow their room get more."""
+        return Texts(torch.zeros(slots, min(positions, ROOM), dtype=torch.int64))
 
     def prefill(
         self, state: State, ids: Int[Tensor, "new time"], lengths: list[int], taps: tuple[Tap, ...] = ()
     ) -> Scores:
         """Note the prompts; logits of each one's last token."""
         texts = _texts(state, taps)
+        texts.require(ids.shape[1])
         first = len(texts.lengths)
         texts.ids[first : first + len(ids), : ids.shape[1]] = ids
         texts.lengths += lengths
@@ -106,6 +114,7 @@ class FunctionTarget:
         if texts.scored is None:
             raise UsageError("nothing was scored that could be kept; allowed: keep once after each score")
         last, tree = texts.scored
+        texts.require(max(texts.lengths) + 1 + path.shape[1])
         rows, starts = torch.arange(len(last)), torch.tensor(texts.lengths)
         texts.ids[rows, starts] = last
         for step in range(path.shape[1]):
