@@ -145,6 +145,8 @@ class Estimate:
     high: float
 
     def __str__(self) -> str:
+        if self.low == self.high == self.value:
+            return f"{self.value:.3g}"
         return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
 
 

@@ -35,12 +35,17 @@ PROTOCOL = (
 )
 
 
+def status_mb(field: str) -> float | None:
+    """A field of /proc/self/status; None where there is none."""
+    status = Path("/proc/self/status")
+    lines = status.read_text("utf-8").splitlines() if status.is_file() else []
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{field}:")), None)
+
+
 def peak_mb() -> float:
     """The most memory that this process has had in use since it began, or since the mark was reset."""
-    status = Path("/proc/self/status")
-    if status.is_file():
-        line = next(line for line in status.read_text("utf-8").splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) / 1024
+    if (highest := status_mb("VmHWM")) is not None:
+        return highest
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most / (2**20 if sys.platform == "darwin" else 1024)
 
@@ -81,7 +86,7 @@ def child(args: Any) -> dict[str, Any]:
     """What one process does and needs."""
     ids = prompt_of(find_weights(args.target), args.prompt_tokens[0])
     if args.child == "import":
-        return {"peak_mb": peak_mb()}
+        return {"peak_mb": peak_mb(), "mapped_mb": status_mb("RssFile")}
     target = load_target(args.target, dtype=args.dtype[0])
     with_load = peak_mb()
     could_reset = reset_peak()
@@ -100,6 +105,7 @@ def child(args: Any) -> dict[str, Any]:
         "after_load_mb": resting,
         "mark_was_reset": could_reset,
         "peak_mb": peak_mb(),
+        "mapped_mb": status_mb("RssFile"),  # pages of files, libraries and weights alike, that are in memory
     }
 
 
@@ -124,7 +130,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if args.quick:
         args.dtype, args.prompt_tokens, args.max_new_tokens = args.dtype[:1], args.prompt_tokens[:1], 8
-    base = fresh(args, "import", args.dtype[0], args.prompt_tokens[0])["peak_mb"]
+    imported = fresh(args, "import", args.dtype[0], args.prompt_tokens[0])
+    base = imported["peak_mb"]
     cells, gates = [], []
     for dtype in args.dtype:
         for tokens in args.prompt_tokens:
@@ -139,7 +146,7 @@ def main(argv: list[str] | None = None) -> int:
     show("peak memory, MB", columns, [[c["dtype"], c["prompt_tokens"], *(round(c[key]) for key in keys)] for c in cells])
     status = judge(gates, args.quick)
     records = [gate.record() for gate in gates]
-    save("memory", args, document("memory", args, PROTOCOL, results=cells, gates=records))
+    save("memory", args, document("memory", args, PROTOCOL, base=imported, results=cells, gates=records))
     return status
 
 

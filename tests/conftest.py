@@ -1,11 +1,17 @@
 """What every test may ask for."""
 
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import settings
+
+# For toys.py, whatever pytest's import mode. Nothing here may import outpace outside a fixture: what is imported before
+# pytest is configured is not checked for axes.
+sys.path.insert(0, str(Path(__file__).parent))
 
 # Small tensors gain nothing from many threads, and test processes may run side by side.
 torch.set_num_threads(min(4, torch.get_num_threads()))
@@ -25,3 +31,43 @@ def data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"OUTPACE_DATA names {folder}, which is not a folder")
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Any:
+    """A tiny fp32 target with a lively greedy text."""
+    from toys import lively
+
+    return lively()
+
+
+@pytest.fixture(scope="session")
+def tiny_draft() -> Any:
+    """Another one of the same vocabulary, which seldom agrees with it."""
+    from toys import lively
+
+    return lively(seed=4, layers=1)
+
+
+@pytest.fixture(scope="session")
+def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tokenizer with one token a character."""
+    from toys import character_tokenizer
+
+    return character_tokenizer(tmp_path_factory.mktemp("letters"))
+
+
+@pytest.fixture(scope="session")
+def chat_letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a chat template."""
+    from toys import CHAT, character_tokenizer
+
+    return character_tokenizer(tmp_path_factory.mktemp("chat"), CHAT)
+
+
+@pytest.fixture(scope="session")
+def octets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tokenizer with one token a byte."""
+    from toys import byte_tokenizer
+
+    return byte_tokenizer(tmp_path_factory.mktemp("octets"))

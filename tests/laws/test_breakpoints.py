@@ -35,13 +35,13 @@ def a_draft(target: Table, draft: Table, shape: tuple[int, ...], deterministic: 
 
 
 def critical(breakpoints: tuple[Tensor, ...]) -> Tensor:
-    """Every combination of breakpoints, their neighbours in float64, and the two ends."""
+    """Every combination of ends and breakpoints; up to two nodes, of the breakpoints' float64 neighbours too."""
     ends = torch.tensor([0.0, LAST_COIN], dtype=torch.float64)
     axes = []
     for axis in breakpoints:
         inner = axis[1:-1]
         beside = [torch.nextafter(inner, torch.full_like(inner, side)) for side in (0.0, 1.0)]
-        axes.append(torch.cat([ends, inner, *beside]).unique())
+        axes.append(torch.cat([ends, inner, *(beside if len(breakpoints) < 4 else ())]).unique())
     return torch.cartesian_prod(*axes).reshape(-1, len(axes))
 
 

@@ -32,8 +32,9 @@ def entries(tokens: torch.Tensor, layer: int) -> torch.Tensor:
 
 
 def write(cache: Cache, rows: range, starts: list[int], tokens: torch.Tensor) -> None:
+    places = cache.places(rows, starts, tokens.shape[1])
     for layer in range(LAYERS):
-        cache.write(layer, rows, starts, entries(tokens, layer), -entries(tokens, layer))
+        cache.write(layer, places, entries(tokens, layer), -entries(tokens, layer))
 
 
 def poison(cache: Cache) -> None:

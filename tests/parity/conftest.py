@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from outpace.models.transformer import Shape, Transformer
+from outpace.models.shape import Shape
+from outpace.models.transformer import Transformer
 from outpace.models.weights import load_tensors, read_config
 from outpace.verification.tree import DraftTree
 

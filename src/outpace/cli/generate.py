@@ -27,7 +27,9 @@ DRAFTED = "green"
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="What to say to the model; - reads it from standard input.")],
-    target: Annotated[str, typer.Option(help="The model: a folder, a Hugging Face id, or the default.")] = weights.DEFAULT,
+    target: Annotated[
+        str, typer.Option(help="The model: a folder, a Hugging Face id, or the default.")
+    ] = weights.DEFAULT,
     draft: Annotated[
         str, typer.Option(help="Who drafts: lookup, none (plain decoding), or a smaller model of the same family.")
     ] = "lookup",

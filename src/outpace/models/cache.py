@@ -10,6 +10,9 @@ from torch import Tensor
 
 from outpace.errors import UsageError
 
+Places = tuple[Int[Tensor, "batch 1"], Int[Tensor, "batch time"]]
+"""Rows and positions of tokens in a cache, as an index."""
+
 
 class Cache:
     """Keys and values of every layer, ``[layers, slots, heads, positions, width]``, and one length a row.
@@ -76,22 +79,23 @@ class Cache:
                 hint="open it with more positions: prompt, new tokens and drafts in flight",
             )
 
+    def places(self, rows: range, starts: list[int], time: int) -> Places:
+        """Where ``time`` tokens behind each row's start belong, in every layer."""
+        device = self.keys.device
+        behind = torch.tensor(starts, dtype=torch.int64, device=device)[:, None] + torch.arange(time, device=device)
+        return torch.arange(rows.start, rows.stop, device=device)[:, None], behind
+
     def write(
         self,
         layer: int,
-        rows: range,
-        starts: list[int],
+        places: Places,
         keys: Float[Tensor, "batch time heads width"],
         values: Float[Tensor, "batch time heads width"],
     ) -> None:
-        """Put keys and values of ``time`` tokens behind each row's start; lengths stay as they are."""
-        time = keys.shape[1]
-        for store, new in ((self.keys[layer], keys), (self.values[layer], values)):
-            if len(set(starts)) == 1:
-                store[rows.start : rows.stop, :, starts[0] : starts[0] + time] = new.transpose(1, 2)
-            else:
-                for row, start, entry in zip(rows, starts, new, strict=True):
-                    store[row, :, start : start + time] = entry.transpose(0, 1)
+        """Put keys and values of one layer at their places; lengths stay as they are."""
+        rows, behind = places
+        self.keys[layer][rows, :, behind] = keys
+        self.values[layer][rows, :, behind] = values
 
     def read(
         self, layer: int, rows: range, length: int

@@ -80,9 +80,7 @@ class FunctionTarget:
         ends = torch.tensor(lengths) - 1
         return Scores(self.logits_of(ids)[torch.arange(len(ids)), ends][:, None])
 
-    def score(
-        self, state: State, last: Int[Tensor, " batch"], tree: DraftTree, taps: tuple[Tap, ...] = ()
-    ) -> Scores:
+    def score(self, state: State, last: Int[Tensor, " batch"], tree: DraftTree, taps: tuple[Tap, ...] = ()) -> Scores:
         """Write every row's text with the path to each node behind it, and read them all in one call."""
         texts = _texts(state, taps)
         texts.scored = (last, tree)

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from outpace.errors import UsageError
-from outpace.models.transformer import Shape, Transformer
+from outpace.models.shape import Shape
 from outpace.models.staging import Progress
+from outpace.models.transformer import Transformer
 from outpace.models.weights import DEFAULT, find_weights, fingerprint, load_tensors, read_config
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}

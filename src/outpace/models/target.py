@@ -70,9 +70,7 @@ class Target(Protocol):
         """Read new prompts (right-padded to ``time``) as new last rows; logits of each prompt's last token."""
         ...
 
-    def score(
-        self, state: State, last: Int[Tensor, " batch"], tree: DraftTree, taps: tuple[Tap, ...] = ()
-    ) -> Scores:
+    def score(self, state: State, last: Int[Tensor, " batch"], tree: DraftTree, taps: tuple[Tap, ...] = ()) -> Scores:
         """Logits after the last emitted token (row 0) and after every node (row 1 + i), in one forward.
 
         Each node sees the kept tokens, ``last``, its ancestors and itself. Nothing is kept until ``keep``.

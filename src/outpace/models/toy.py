@@ -11,7 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from outpace.models.function import FunctionTarget
-from outpace.models.transformer import Shape, Transformer
+from outpace.models.shape import Shape
+from outpace.models.transformer import Transformer
 
 
 def table_target(

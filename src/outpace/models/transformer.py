@@ -8,122 +8,21 @@ the cache, a norm, a gated feed-forward, and last a norm and the head.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from outpace.errors import UnsupportedError, WeightsError
-from outpace.models.cache import Cache
+from outpace.errors import WeightsError
+from outpace.models.cache import Cache, Places
 from outpace.models.matmul import Matmul, packing_pays
-from outpace.models.rotary import Rotary, rotary_parameters, rotate
+from outpace.models.rotary import Rotary, rotate
+from outpace.models.shape import Shape
 from outpace.models.target import Scores, State, Tap
 from outpace.verification.tree import DraftTree
 
-_QWEN = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
-ASSUMED: dict[str, dict[str, int]] = {  # what a configuration of each family means by leaving a key out
-    "llama": {},
-    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
-    "qwen2": _QWEN,
-    "qwen3": _QWEN | {"head_dim": 128},
-}
-FAMILIES = tuple(ASSUMED)
 PREFILL_TOKENS = 512  # tokens of a prefill forward, over all rows: bounds the memory of activations
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What ``config.json`` says of the arithmetic.
-
-    ``windows`` has one entry a layer: how many positions back a token sees, itself included; None sees all. The last
-    four fields say which biases and norms there are besides those that every family has.
-    """
-
-    vocab_size: int
-    hidden_size: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_width: int
-    feed_forward: int
-    max_positions: int
-    norm_eps: float
-    tied_head: bool
-    rotary: Mapping[str, Any]
-    windows: tuple[int | None, ...]
-    input_bias: bool
-    output_bias: bool
-    feed_forward_bias: bool
-    head_norms: bool
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> "Shape":
-        """Read a Hugging Face configuration, old or new layout; a key that is left out means what it means there.
-
-        Raises:
-            UnsupportedError: the model type, the activation, the rotary scaling, a kind of layer or a quantisation is
-                not one the fast lane knows.
-            WeightsError: a key is missing without which there is no model.
-        """
-        kind = config.get("model_type")
-        if kind not in FAMILIES:
-            raise UnsupportedError(
-                f"the model type is {kind!r}; the fast lane knows {', '.join(FAMILIES)}",
-                hint="a model of another family needs the hosted lane",
-            )
-        if config.get("hidden_act", "silu") != "silu":
-            raise UnsupportedError(f"the activation is {config['hidden_act']!r}; the fast lane knows 'silu'")
-        if quantised := config.get("quantization_config"):
-            raise UnsupportedError(
-                f"the weights are quantised ({quantised.get('quant_method')}); the fast lane knows floating point",
-                hint="use the checkpoint that these weights were quantised from",
-            )
-        try:
-            return cls._read(ASSUMED[kind] | dict(config), kind)
-        except KeyError as error:
-            raise WeightsError(f"config.json has no {error}", hint="fetch the file again") from error
-
-    @classmethod
-    def _read(cls, config: Mapping[str, Any], kind: str) -> "Shape":
-        heads, positions = int(config["num_attention_heads"]), int(config["max_position_embeddings"])
-        width = int(config.get("head_dim") or config["hidden_size"] // heads)
-        attention_bias = kind in ("llama", "qwen3") and bool(config.get("attention_bias", False))
-        rotary = rotary_parameters(config)
-        Rotary(rotary, width, positions)  # refuses what it does not know before any weights are read
-        return cls(
-            vocab_size=int(config["vocab_size"]),
-            hidden_size=int(config["hidden_size"]),
-            layers=int(config["num_hidden_layers"]),
-            heads=heads,
-            kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_width=width,
-            feed_forward=int(config["intermediate_size"]),
-            max_positions=positions,
-            norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-            tied_head=bool(config.get("tie_word_embeddings", False)),
-            rotary=rotary,
-            windows=_windows(config, kind),
-            input_bias=kind == "qwen2" or attention_bias,
-            output_bias=attention_bias,
-            feed_forward_bias=kind == "llama" and bool(config.get("mlp_bias", False)),
-            head_norms=kind == "qwen3",
-        )
-
-
-def _windows(config: Mapping[str, Any], kind: str) -> tuple[int | None, ...]:
-    layers, window, kinds = int(config["num_hidden_layers"]), config.get("sliding_window"), config.get("layer_types")
-    if not window or kind == "llama" or (kind != "mistral" and not config.get("use_sliding_window", False)):
-        return (None,) * layers
-    if kinds is None:  # Mistral slides everywhere, Qwen from max_window_layers on
-        first = min(layers, int(config["max_window_layers"])) if kind != "mistral" else 0
-        kinds = ["full_attention"] * first + ["sliding_attention"] * (layers - first)
-    if unknown := set(kinds) - {"full_attention", "sliding_attention"}:
-        raise UnsupportedError(f"a layer is of type {min(unknown)!r}; allowed: full_attention, sliding_attention")
-    if len(kinds) != layers:
-        raise WeightsError(f"config.json has {len(kinds)} layer_types for {layers} layers")
-    return tuple(int(window) if each == "sliding_attention" else None for each in kinds)
 
 
 @dataclass(frozen=True)
@@ -138,6 +37,18 @@ class Layer:
     feed_forward_norm: Float[Tensor, " hidden"]
     gate_up: Matmul
     down: Matmul
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What all layers of one forward have in common: where to write and read, and the rotation."""
+
+    cache: Cache
+    rows: range
+    context: int
+    places: Places
+    cos: Float[Tensor, "batch time 1 width"]
+    sin: Float[Tensor, "batch time 1 width"]
 
 
 class Transformer:
@@ -261,14 +172,13 @@ class Transformer:
         """Run ``ids`` behind ``starts``; the last normed states, and those at the taps."""
         shape, eps = self.shape, self.shape.norm_eps
         cos, sin = self.rotary.at(places, self.dtype)
+        shared = _Shared(cache, rows, max(starts) + ids.shape[1], cache.places(rows, starts, ids.shape[1]), cos, sin)
         masks = self._masks(visible, places, starts)
         hidden = functional.embedding(ids, self.embeddings)
         seen: dict[Tap, Tensor] = {0: hidden}
         for index, (layer, window) in enumerate(zip(self.blocks, shape.windows, strict=True)):
             normed = functional.rms_norm(hidden, (shape.hidden_size,), layer.attention_norm, eps)
-            hidden = hidden + layer.output(
-                self._attend(layer, index, normed, cache, rows, starts, cos, sin, masks[window])
-            )
+            hidden = hidden + layer.output(self._attend(layer, index, normed, shared, masks[window]))
             normed = functional.rms_norm(hidden, (shape.hidden_size,), layer.feed_forward_norm, eps)
             gate, up = layer.gate_up(normed).chunk(2, -1)
             hidden = hidden + layer.down(functional.silu(gate) * up)
@@ -283,11 +193,7 @@ class Transformer:
         layer: Layer,
         index: int,
         normed: Float[Tensor, "batch time hidden"],
-        cache: Cache,
-        rows: range,
-        starts: list[int],
-        cos: Float[Tensor, "batch time 1 width"],
-        sin: Float[Tensor, "batch time 1 width"],
+        shared: "_Shared",
         mask: Float[Tensor, "batch 1 queries context"] | None,
     ) -> Float[Tensor, "batch time projected"]:
         """Grouped attention. The queries of one group are stacked as rows, so that keys are never repeated."""
@@ -299,11 +205,11 @@ class Transformer:
         if layer.query_norm is not None and layer.key_norm is not None:
             queries = functional.rms_norm(mixed[:, :, :heads], (width,), layer.query_norm, shape.norm_eps)
             keys = functional.rms_norm(mixed[:, :, heads : heads + groups], (width,), layer.key_norm, shape.norm_eps)
-            turned = rotate(torch.cat((queries, keys), 2), cos, sin)
+            turned = rotate(torch.cat((queries, keys), 2), shared.cos, shared.sin)
         else:
-            turned = rotate(mixed[:, :, : heads + groups], cos, sin)
-        cache.write(index, rows, starts, turned[:, :, heads:], values)
-        all_keys, all_values = cache.read(index, rows, max(starts) + time)
+            turned = rotate(mixed[:, :, : heads + groups], shared.cos, shared.sin)
+        shared.cache.write(index, shared.places, turned[:, :, heads:], values)
+        all_keys, all_values = shared.cache.read(index, shared.rows, shared.context)
         stacked = turned[:, :, :heads].reshape(batch, time, groups, heads // groups, width).permute(0, 2, 3, 1, 4)
         out = functional.scaled_dot_product_attention(
             stacked.reshape(batch, groups, -1, width), all_keys, all_values, attn_mask=mask

@@ -94,9 +94,7 @@ class Keys:
 
     def select(self, rows: Sequence[int]) -> "Keys":
         """The keys of some rows."""
-        seeds, samples, starts = (
-            tuple(part[row] for row in rows) for part in (self.seeds, self.samples, self.starts)
-        )
+        seeds, samples, starts = (tuple(part[row] for row in rows) for part in (self.seeds, self.samples, self.starts))
         return Keys(seeds, samples, starts, tuple(self.coupled[row] for row in rows))
 
     def noise(self, depths: Int[Tensor, "batch rows"], ids: Int[Tensor, "batch rows candidates"]) -> Noise:

@@ -249,8 +249,8 @@ def map_sampler(rule: Rule, target_probs: TargetRows, tree: DraftTree, draft_pro
     breaks = [torch.tensor([0.0, 1.0], dtype=torch.float64) for _ in range(rows)]
     while True:
         middles = [(axis[1:] + axis[:-1]) / 2 for axis in breaks]
-        found = [_bisect(ask, _lines(middles, axis), axis) for axis in range(rows)]
-        larger = [_merge(old, new) for old, new in zip(breaks, found, strict=True)]
+        found, axes = _bisect(ask, *_lines(middles))
+        larger = [_merge(old, found[axes == axis]) for axis, old in enumerate(breaks)]
         if all(len(new) == len(old) for new, old in zip(larger, breaks, strict=True)):
             break
         breaks = larger
@@ -260,23 +260,24 @@ def map_sampler(rule: Rule, target_probs: TargetRows, tree: DraftTree, draft_pro
     return SamplerMap(law.reshape(rows, vocab), tuple(breaks))
 
 
-def _lines(middles: list[Float[Tensor, " _"]], axis: int) -> Float[Tensor, "lines coins"]:
-    """One point on every line along an axis that goes through the middles of cells."""
+def _lines(middles: list[Float[Tensor, " _"]]) -> tuple[Float[Tensor, "lines coins"], Int[Tensor, " lines"]]:
+    """One point on every line that is parallel to an axis and goes through middles of cells, and which axis it is."""
     one = torch.zeros(1, dtype=torch.float64)
-    return torch.cartesian_prod(*(one if index == axis else middle for index, middle in enumerate(middles))).reshape(
-        -1, len(middles)
-    )
+    lines = [
+        torch.cartesian_prod(*(one if other == axis else middle for other, middle in enumerate(middles)))
+        for axis in range(len(middles))
+    ]
+    lines = [part.reshape(-1, len(middles)) for part in lines]
+    return torch.cat(lines), torch.cat([torch.full((len(part),), axis) for axis, part in enumerate(lines)])
 
 
 def _bisect(
-    ask: Callable[[Tensor], Int[Tensor, " trials"]], lines: Float[Tensor, "lines coins"], axis: int
-) -> Float[Tensor, " found"]:
-    """Every coin at which the outcome changes along some line, to the last bit."""
+    ask: Callable[[Tensor], Int[Tensor, " trials"]], lines: Float[Tensor, "lines coins"], axes: Int[Tensor, " lines"]
+) -> tuple[Float[Tensor, " found"], Int[Tensor, " found"]]:
+    """Every coin at which the outcome changes along some line, to the last bit, and the axis of that line."""
 
     def at(values: Float[Tensor, " trials"], which: Int[Tensor, " trials"]) -> Int[Tensor, " trials"]:
-        coins = lines[which].clone()
-        coins[:, axis] = values
-        return ask(coins)
+        return ask(lines[which].scatter(1, axes[which, None], values[:, None]))
 
     which = torch.arange(len(lines))
     low, high = torch.zeros(len(lines), dtype=torch.float64), torch.full((len(lines),), LAST_COIN, dtype=torch.float64)
@@ -291,7 +292,8 @@ def _bisect(
         which = torch.cat([which, which])
         low, high = torch.cat([low, middle]), torch.cat([middle, high])
         below, above = torch.cat([below, between]), torch.cat([between, above])
-    return high[below != above]
+    split = below != above
+    return high[split], axes[which[split]]
 
 
 def _merge(old: Float[Tensor, " old"], new: Float[Tensor, " new"]) -> Float[Tensor, " merged"]:

@@ -1,0 +1,258 @@
+"""Small models, scripted drafters and short tokenizers that the tests of decoding share, and the plain reference.
+
+Knows nothing of what is tested. Import it as ``toys``: ``conftest.py`` puts this folder on the path.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from outpace.drafters.drafter import Features, Proposal, chains
+from outpace.models.function import FunctionTarget
+from outpace.models.target import Scores, State, Tap, Target
+from outpace.models.toy import tiny_transformer
+from outpace.models.transformer import Transformer
+from outpace.verification.coins import Keys
+from outpace.verification.matching import candidates, race
+from outpace.verification.probabilities import Sampling, probability_rows
+from outpace.verification.tree import DraftTree
+
+VOCAB = 64
+LIVELY = 8
+"""A reference with fewer different tokens than this would let most faults pass unseen."""
+
+
+def lively(family: str = "llama", *, seed: int = 3, **changes: Any) -> Transformer:
+    """A tiny transformer whose greedy text is no loop."""
+    model = tiny_transformer(family, seed=seed, **changes)
+    text = reference(model, (1, 2, 3), min(40, model.max_positions - 3))
+    assert len(set(text)) >= min(LIVELY, len(text) // 2), "this toy repeats itself: take another seed"
+    return model
+
+
+def next_logits(target: Target, text: Sequence[int]) -> Tensor:
+    """Logits after a text, read afresh: nothing that was cached before."""
+    return target.prefill(target.open(1, len(text)), torch.tensor([list(text)]), [len(text)]).logits[0, -1]
+
+
+@lru_cache(maxsize=None)
+def _read_so_far(target: Target, prompt: tuple[int, ...]) -> list[int]:
+    return list(prompt)
+
+
+def reference(target: Target, prompt: tuple[int, ...], new: int, eos: tuple[int, ...] = ()) -> list[int]:
+    """Plain greedy decoding: the whole text anew for every token, no cache, torch's own argmax."""
+    text = _read_so_far(target, prompt)
+    while len(text) < len(prompt) + new:
+        text.append(int(next_logits(target, text).argmax()))
+    said = text[len(prompt) : len(prompt) + new]
+    ends = [place for place, token in enumerate(said) if token in eos]
+    return said[: ends[0] + 1] if ends else said
+
+
+def seeded_reference(target: Target, prompt: Sequence[int], new: int, sampling: Sampling, seed: int) -> list[int]:
+    """Plain seeded decoding by definition: one race a position, its noise keyed by seed and position."""
+    text = list(prompt)
+    for position in range(len(prompt), len(prompt) + new):
+        probs = probability_rows(next_logits(target, text), sampling)[None, None]
+        ids = candidates(probs)
+        noise = Keys((seed,), (0,), (position,), (True,)).noise(torch.zeros(1, 1, dtype=torch.int64), ids)
+        text.append(int(race(probs, ids, noise.times, noise.tail_times, noise.tail_coins)))
+    return text[len(prompt) :]
+
+
+def must_fail() -> Any:
+    """The check inside has to notice the planted fault."""
+    return pytest.raises((AssertionError, pytest.fail.Exception))
+
+
+# ---- drafters ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class ScriptRow:
+    """One row of a scripted drafter: its text so far, and how many turns it has drafted."""
+
+    prompt: list[int]
+    known: list[int]
+    turns: int = 0
+    features: list[Tensor] = field(default_factory=list)
+
+
+Script = Callable[[ScriptRow, int], list[int]]
+"""``(row, limit) -> draft``; what is longer than the limit is cut."""
+
+
+class Scripted:
+    """A drafter that drafts what a script says.
+
+    Args:
+        script: what to draft.
+        laws: the draft law that is claimed: None, ``one-hot``, or ``soft`` (every token possible, half of it on the
+            drafted one; a lie about how it was drawn, so for greedy only).
+        taps: features to ask for; each row collects what it is given.
+    """
+
+    def __init__(self, script: Script, *, laws: str | None = None, taps: tuple[Tap, ...] = (), vocab: int = VOCAB):
+        self.script, self.laws, self.taps, self.vocab = script, laws, taps, vocab
+        self.name = "scripted"
+        self.drafts: list[tuple[ScriptRow, int, list[int]]] = []
+        self.rows: list[ScriptRow] = []
+
+    def open(self, slots: int, positions: int) -> list[ScriptRow]:
+        return []
+
+    def admit(self, state: list[ScriptRow], prompts: list[list[int]], features: list[Features] | None) -> None:
+        for place, prompt in enumerate(prompts):
+            row = ScriptRow(list(prompt), list(prompt))
+            row.features += [features[place]] if features else []
+            state.append(row)
+            self.rows.append(row)
+
+    def propose(self, state: list[ScriptRow], limits: list[int], sampling: list[Sampling], keys: Keys) -> Proposal:
+        drafts = []
+        for row, limit in zip(state, limits, strict=True):
+            drafts.append(self.script(row, limit)[:limit])
+            self.drafts.append((row, limit, drafts[-1]))
+            row.turns += 1
+        tree = chains(drafts)
+        return Proposal(tree, self._laws(tree))
+
+    def _laws(self, tree: DraftTree) -> Tensor | None:
+        if self.laws is None:
+            return None
+        batch, nodes = tree.tokens.shape
+        rows = torch.zeros(batch, 1 + nodes, self.vocab)
+        rows[:, :nodes].scatter_(2, tree.tokens.clamp(min=0)[..., None], 1.0)
+        rows[:, nodes] = 1 / self.vocab
+        return rows if self.laws == "one-hot" else 0.5 * rows + 0.5 / self.vocab
+
+    def commit(self, state: list[ScriptRow], emitted: list[list[int]], features: list[Features] | None) -> None:
+        for place, (row, tokens) in enumerate(zip(state, emitted, strict=True)):
+            row.known += tokens
+            row.features += [features[place]] if features else []
+
+    def select(self, state: list[ScriptRow], rows: list[int]) -> None:
+        state[:] = [state[row] for row in rows]
+
+
+def right_then_wrong(
+    texts: Sequence[Sequence[int]], counts: Sequence[Sequence[int]] | Sequence[int], vocab: int = VOCAB
+) -> Script:
+    """Draft the reference text, right for a number of tokens, then wrong ones up to the limit; the numbers cycle.
+
+    Args:
+        texts: prompts with their continuations; a row has the first text that begins with its prompt.
+        counts: the numbers, one list for all texts or one list a text.
+    """
+
+    def script(row: ScriptRow, limit: int) -> list[int]:
+        index = next(i for i, text in enumerate(texts) if list(text[: len(row.prompt)]) == row.prompt)
+        own: Any = counts[index] if isinstance(counts[0], Sequence) else counts
+        right, place = own[row.turns % len(own)], len(row.known)
+        coming = [*texts[index][place : place + limit], *[0] * limit][:limit]
+        return [token if step < right else (token + 1) % vocab for step, token in enumerate(coming)]
+
+    return script
+
+
+# ---- targets -------------------------------------------------------------------------------------------------------
+
+
+class Watched:
+    """A target that notes every forward: how many there were, and the furthest position that was read."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.name, self.folder, self.fingerprint = target.name, target.folder, target.fingerprint
+        self.vocab_size, self.max_positions, self.eos_ids = target.vocab_size, target.max_positions, target.eos_ids
+        self.can_tree, self.can_rewind = target.can_tree, target.can_rewind
+        self.device, self.dtype = target.device, target.dtype
+        self.prefills: list[list[int]] = []
+        self.scored: list[list[int]] = []
+        self.furthest = -1
+
+    def open(self, slots: int, positions: int) -> State:
+        return self.target.open(slots, positions)
+
+    def prefill(self, state: State, ids: Tensor, lengths: list[int], taps: tuple[Tap, ...] = ()) -> Scores:
+        self.prefills.append(lengths)
+        return self.target.prefill(state, ids, lengths, taps)
+
+    def score(self, state: State, last: Tensor, tree: DraftTree, taps: tuple[Tap, ...] = ()) -> Scores:
+        self.scored.append(tree.num_nodes.tolist())
+        self.furthest = max(self.furthest, int(tree.positions(torch.tensor(state.lengths)).max()))
+        return self.target.score(state, last, tree, taps)
+
+    def keep(self, state: State, path: Tensor, num_accepted: list[int]) -> None:
+        self.target.keep(state, path, num_accepted)
+
+    def rewind(self, state: State, lengths: list[int]) -> None:
+        self.target.rewind(state, lengths)
+
+    def select(self, state: State, rows: list[int]) -> None:
+        self.target.select(state, rows)
+
+
+def spelling(script: Sequence[int], prompt: int, vocab: int, **shown: Any) -> FunctionTarget:
+    """A target that says a fixed text behind a prompt of ``prompt`` tokens, whatever it reads; then its last token."""
+    said = torch.tensor(script)
+
+    def logits_of(ids: Tensor) -> Tensor:
+        place = (torch.arange(ids.shape[1]) + 1 - prompt).clamp(0, len(said) - 1)
+        return 9.0 * torch.nn.functional.one_hot(said[place], vocab).float().expand(len(ids), -1, -1)
+
+    folder: Path | None = shown.pop("folder", None)
+    target = FunctionTarget(logits_of, vocab, **shown)
+    target.folder = folder
+    return target
+
+
+# ---- tokenizers ----------------------------------------------------------------------------------------------------
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz ENDSTOP.!\n[]:"
+CHAT = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+def _save(tokenizer: Any, folder: Path, eos: str, chat_template: str | None) -> Path:
+    from transformers import PreTrainedTokenizerFast
+
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=eos)
+    if chat_template is not None:
+        fast.chat_template = chat_template
+    fast.save_pretrained(str(folder))
+    return folder
+
+
+def character_tokenizer(folder: Path, chat_template: str | None = None) -> Path:
+    """One token a character of ``LETTERS``, in order of first appearance; then ``<eos>`` and ``<unk>``."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    letters = dict.fromkeys(LETTERS)
+    vocabulary = {letter: number for number, letter in enumerate([*letters, "<eos>", "<unk>"])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(["<eos>", "<unk>"])
+    return _save(tokenizer, folder, "<eos>", chat_template)
+
+
+def byte_tokenizer(folder: Path) -> Path:
+    """One token a byte, so that a character beyond ASCII takes two to four; id 256 ends a text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<eos>"])
+    return _save(tokenizer, folder, "<eos>", None)
