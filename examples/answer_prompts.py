@@ -114,7 +114,9 @@ def requests_of(target: Target, waiting: list[Asked], args: argparse.Namespace) 
         kept.append(one)
         # The line is the sample: an answer is the same whatever was answered before it, or in another run.
         requests.append(Request(ids, sampling, args.max_new_tokens, target.eos_ids, args.seed, one.line))
-    return kept, requests
+    # Prompts that are read together are padded to the longest of them: neighbours are to be of one length.
+    order = sorted(range(len(kept)), key=lambda place: len(requests[place].ids))
+    return [kept[place] for place in order], [requests[place] for place in order]
 
 
 def answer(
@@ -161,7 +163,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--temperature", type=float, default=1.0, help="0 is greedy")
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--seed", type=int, help="makes the answers reproducible")
-    parser.add_argument("--rule", help="an acceptance rule by name")
+    parser.add_argument("--rule", default="match", help="the acceptance rule; match needs the least work")
     parser.add_argument("--limit", type=int, help="only the first prompts of the input")
     args = parser.parse_args(argv)
     try:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from outpace.drafters.drafter import Features, Proposal, chains
 from outpace.models.function import FunctionTarget
+from outpace.models.matmul import Matmul
 from outpace.models.target import Scores, State, Tap, Target
 from outpace.models.toy import tiny_transformer
 from outpace.models.transformer import Transformer
@@ -28,17 +29,65 @@ LIVELY = 8
 """A reference with fewer different tokens than this would let most faults pass unseen."""
 
 
-def lively(family: str = "llama", *, seed: int = 3, **changes: Any) -> Transformer:
-    """A tiny transformer whose greedy text is no loop."""
-    model = tiny_transformer(family, seed=seed, **changes)
+@lru_cache(maxsize=None)
+def _lively(family: str, seed: int, changes: tuple[tuple[str, Any], ...]) -> Transformer:
+    model = tiny_transformer(family, seed=seed, **{name: list(v) if isinstance(v, tuple) else v for name, v in changes})
     text = reference(model, (1, 2, 3), min(40, model.max_positions - 3))
     assert len(set(text)) >= min(LIVELY, len(text) // 2), "this toy repeats itself: take another seed"
     return model
 
 
+def lively(family: str = "llama", *, seed: int = 3, **changes: Any) -> Transformer:
+    """A tiny transformer whose greedy text is no loop; the same object for the same words."""
+    frozen = {name: tuple(value) if isinstance(value, list) else value for name, value in changes.items()}
+    return _lively(family, seed, tuple(sorted(frozen.items())))
+
+
 def next_logits(target: Target, text: Sequence[int]) -> Tensor:
     """Logits after a text, read afresh: nothing that was cached before."""
+    if isinstance(target, Transformer):
+        return dense_logits(target, text)[-1]
     return target.prefill(target.open(1, len(text)), torch.tensor([list(text)]), [len(text)]).logits[0, -1]
+
+
+@torch.inference_mode()
+def dense_logits(model: Transformer, text: Sequence[int]) -> Tensor:
+    """The model written out once more, without cache, batch, fusion of heads or fast kernels: ``[time, vocab]``."""
+    shape, time = model.shape, len(text)
+    places = torch.arange(time)
+    angles = (places[:, None] * model.rotary.inverse).repeat(1, 2)
+    cos, sin = angles.cos() * model.rotary.scale, angles.sin() * model.rotary.scale
+    back = places[:, None] - places
+    sizes = [shape.heads * shape.head_width, *[shape.kv_heads * shape.head_width] * 2]
+
+    def norm(states: Tensor, weight: Tensor | None) -> Tensor:
+        if weight is None:
+            return states
+        return states * (states.pow(2).mean(-1, keepdim=True) + shape.norm_eps).rsqrt() * weight
+
+    def turn(states: Tensor) -> Tensor:
+        left, right = states.chunk(2, -1)
+        return states * cos + torch.cat((-right, left), -1) * sin
+
+    def heads(states: Tensor) -> Tensor:
+        return states.view(time, -1, shape.head_width).transpose(0, 1)
+
+    def linear(matmul: Matmul, states: Tensor) -> Tensor:
+        return torch.nn.functional.linear(states, matmul.weight, matmul.bias)
+
+    hidden = model.embeddings[torch.tensor(list(text))]
+    for layer, window in zip(model.blocks, shape.windows, strict=True):
+        query, key, value = map(
+            heads, linear(layer.query_key_value, norm(hidden, layer.attention_norm)).split(sizes, -1)
+        )
+        query, key = turn(norm(query, layer.query_norm)), turn(norm(key, layer.key_norm))
+        key, value = (part.repeat_interleave(shape.heads // shape.kv_heads, 0) for part in (key, value))
+        seen = (back >= 0) & (back < (window or time))
+        weights = (query @ key.mT / shape.head_width**0.5).masked_fill(~seen, -torch.inf).softmax(-1)
+        hidden = hidden + linear(layer.output, (weights @ value).transpose(0, 1).reshape(time, -1))
+        gate, up = linear(layer.gate_up, norm(hidden, layer.feed_forward_norm)).chunk(2, -1)
+        hidden = hidden + linear(layer.down, torch.nn.functional.silu(gate) * up)
+    return linear(model.head, norm(hidden, model.last_norm))
 
 
 @lru_cache(maxsize=None)

@@ -5,7 +5,6 @@ At the breakpoints themselves, one step beside them, at 0 and at the largest coi
 """
 
 from collections.abc import Callable
-from itertools import product
 
 import pytest
 import torch
@@ -17,11 +16,12 @@ from outpace.verification.tree import DraftTree
 
 Make = Callable[[int, int, int], tuple[Table, Table]]
 Given = tuple[Tensor, DraftTree, Tensor | None]
-LINES, TREES = [(-1,), (-1, 0), (-1, 0, 1)], [(-1, -1), (-1, -1, 0), (-1, 0, 0)]
+LINES, TREES = [(-1,), (-1, 0), (-1, 0, 1)], [(-1, 0), (-1, -1, 0), (-1, 0, 0)]
 CASES = [
-    (name, shape, deterministic)
-    for name, shape, deterministic in product(RULES, LINES + TREES, (False, True))
-    if (shape in LINES or name not in CHAIN_ONLY) and not (name in ("greedy", "match") and not deterministic)
+    *((name, shape, False) for name in CHAIN_ONLY for shape in LINES),
+    *((name, shape, False) for name in ("tree-rejection", "traversal") for shape in TREES),
+    *((name, (-1, 0, 1), True) for name in CHAIN_ONLY),
+    *((name, (-1, -1, 0), True) for name in RULES if name not in CHAIN_ONLY),
 ]
 
 
@@ -45,12 +45,12 @@ def critical(breakpoints: tuple[Tensor, ...]) -> Tensor:
     return torch.cartesian_prod(*axes).reshape(-1, len(axes))
 
 
-@pytest.mark.parametrize(("name", "shape", "deterministic"), CASES, ids=str)
+@pytest.mark.parametrize(("name", "shape", "deterministic"), sorted(CASES), ids=str)
 def test_the_sampler_is_the_law(
     name: str, shape: tuple[int, ...], deterministic: bool, dense: Make, edges: Make
 ) -> None:
     rule = RULES[name]
-    for make, choice in ((dense, 5), (edges, 2)):
+    for make, choice in ((dense, 5), (edges, 2))[: 1 if deterministic else 2]:
         given = a_draft(*make(3, 3, len(shape)), shape, deterministic, choice)
         law, mapped = rule.law(*given)[0], map_sampler(rule, *given)
         torch.testing.assert_close(mapped.law, law, rtol=0, atol=1e-12)
@@ -62,10 +62,12 @@ def test_the_sampler_is_the_law(
 @pytest.mark.parametrize("name", RULES)
 def test_single_precision_never_emits_the_impossible(name: str, edges: Make) -> None:
     """The same in fp32, where probabilities round: the emitted token and all accepted ones have target mass."""
-    for seed in range(4):
-        target, tree, law = a_draft(*edges(3, 3, seed), (-1, 0), False, seed)
-        given = target.float(), tree, None if law is None else law.float()
-        rows = outcomes(RULES[name], *given, critical(map_sampler(RULES[name], *given).breakpoints)).unique()
+    for seed in (1, 2):
+        given = a_draft(*edges(3, 3, seed), (-1, 0), False, seed)
+        target, tree, law = given
+        coins = critical(map_sampler(RULES[name], *given).breakpoints)
+        coins = torch.cat([coins, coins - 6e-8, coins + 6e-8]).clamp(0, LAST_COIN)
+        rows = outcomes(RULES[name], target.float(), tree, None if law is None else law.float(), coins).unique()
         end, token = rows // 3, rows % 3
         assert (target[0, end, token] > 0).all()
         accepted = torch.stack([target[0, node, tree.tokens[0, node]] for node in range(2)])

@@ -195,7 +195,7 @@ def test_faults_of_matching_are_seen(old: str, new: str, dense: Make) -> None:
 def test_faults_of_samplers_are_seen(module: ModuleType, symbol: str, old: str, new: str, dense: Make) -> None:
     """The law of the rule stays right here; only what is done with the coins is wrong."""
     rule = mutate(module, (old, new))[symbol]
-    shape = (-1, 0) if module is chain else (-1, -1, 0)
+    shape = (-1, 0) if module is chain else (-1, -1)
     target, draft = dense(4, 2, 6)
     drafts = sampled(draft, shape)(torch.zeros(1, dtype=torch.int64))
     assert drafts.draft_probs is not None

@@ -8,8 +8,8 @@ from torch.testing import assert_close
 
 from outpace.errors import UnsupportedError, WeightsError
 from outpace.models.rotary import Rotary, rotary_parameters, rotate
-from outpace.models.toy import tiny_config
 from outpace.models.shape import Shape
+from outpace.models.toy import tiny_config
 
 
 def plain(width: int = 8) -> Rotary:

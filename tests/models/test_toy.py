@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import outpace
+from outpace.models.shape import FAMILIES
 from outpace.models.toy import random_table, table_target, tiny_config, tiny_tensors, tiny_transformer
-from outpace.models.transformer import FAMILIES
 from outpace.verification.tree import DraftTree
 
 

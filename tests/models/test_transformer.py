@@ -8,8 +8,8 @@ from torch.testing import assert_close
 
 from outpace.errors import OutpaceError, UnsupportedError, UsageError, WeightsError
 from outpace.models.function import FunctionTarget
-from outpace.models.toy import tiny_config, tiny_tensors, tiny_transformer
 from outpace.models.shape import Shape
+from outpace.models.toy import tiny_config, tiny_tensors, tiny_transformer
 from outpace.models.transformer import Transformer
 from outpace.verification.tree import DraftTree
 

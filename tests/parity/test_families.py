@@ -6,7 +6,9 @@ processors, and a wrong mask, position or weight moves logits by more than 1. Hi
 norm and are compared at 1e-3 absolute.
 """
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +16,10 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.testing import assert_close
+from transformers import AutoConfig
 
 from outpace.models import transformer
+from outpace.models.shape import FAMILIES, Shape
 from outpace.verification.tree import DraftTree
 
 CLOSE = {"atol": 1e-4, "rtol": 1e-4}
@@ -174,6 +178,21 @@ def hidden_states(pair: Any, text: list[int], taps: tuple[int | str, ...]) -> An
         assert_close(seen[tap], state)
     assert_close(seen["last_normed"], shown[-1])
     return torch.stack([seen[tap][0] for tap in taps], 1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_key_left_out_means_what_it_means_to_transformers(tmp_path: Path, family: str) -> None:
+    """Key-value heads, head width, norm, tying, and the layers that slide once sliding is asked for."""
+    said = {"num_hidden_layers": 30, "num_attention_heads": 32, "hidden_size": 2048, "use_sliding_window": True}
+    said |= {"model_type": family, "vocab_size": 64, "intermediate_size": 64, "max_position_embeddings": 64}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    theirs, ours = AutoConfig.from_pretrained(tmp_path), Shape.from_config(said)
+    assert ours.kv_heads == theirs.num_key_value_heads
+    assert ours.head_width == getattr(theirs, "head_dim", 2048 // 32)
+    assert (ours.norm_eps, ours.tied_head) == (theirs.rms_norm_eps, theirs.tie_word_embeddings)
+    slides = getattr(theirs, "layer_types", ["sliding_attention"] * 30)
+    window = getattr(theirs, "sliding_window", None)
+    assert ours.windows == tuple(window if kind == "sliding_attention" else None for kind in slides)
 
 
 def test_bf16_is_as_near_to_fp32_as_transformers_is(pair: Any) -> None:

@@ -11,8 +11,8 @@ from transformers import AutoConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from outpace.models.rotary import Rotary
-from outpace.models.toy import tiny_config
 from outpace.models.shape import Shape
+from outpace.models.toy import tiny_config
 
 OLD = {"original_max_position_embeddings": 32}
 YARN = {"rope_type": "yarn", "factor": 4.0, **OLD}

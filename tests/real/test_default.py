@@ -22,11 +22,12 @@ from outpace.verification.tree import DraftTree
 pytestmark = pytest.mark.real
 
 NEW = 40
+CLOSE = {"atol": 1e-3, "rtol": 1e-4}  # logits reach 39 and were seen to differ by 7e-5
 NEAR_TIE = 0.25  # of fp32 logits: bf16 rounds logits near 20 to eighths
 QUESTIONS = [
-    "Copy this list twice: alpha, beta, gamma, delta.",
+    "List ten animals, one a line, each with the word animal.",
     "What is the capital of France?",
-    "Write one sentence about the sea, then write it again.",
+    "Repeat this word for word: the quick brown fox jumps over the lazy dog and the quick brown fox sleeps.",
 ]
 
 
@@ -67,13 +68,13 @@ def spoken(target: Transformer, prompts: list[list[int]]) -> list[outpace.Result
 
 
 def test_logits_in_fp32(folder: Path, prompts: list[list[int]]) -> None:
-    """Prompts of different lengths, then a tree, nothing and a chain: 1e-4 of the largest logit, turn by turn."""
+    """Prompts of different lengths; then a tree, nothing and a chain; then the turn after the second branch is kept."""
     target, model = outpace.load_target(dtype="fp32"), reference(folder, torch.float32)
     texts = [prompts[0], prompts[1][:7], prompts[2]]
     state = target.open(3, 96)
     padded = pad_sequence([torch.tensor(text) for text in texts], batch_first=True)
     first = target.prefill(state, padded, list(map(len, texts))).logits[:, 0]
-    assert_close(first, torch.stack([row[-1] for row in read(model, texts)]), atol=2e-3, rtol=1e-4)
+    assert_close(first, torch.stack([row[-1] for row in read(model, texts)]), **CLOSE)
     last = first.argmax(-1)
     tree = DraftTree.from_lists([([260, 28, 33, 338, 253], [-1, -1, 1, 1, 3]), ([], []), ([30, 198, 57], [-1, 0, 1])])
     scored = target.score(state, last, tree).logits
@@ -82,21 +83,27 @@ def test_logits_in_fp32(folder: Path, prompts: list[list[int]]) -> None:
     runs = [texts[row] + [int(last[row]), *path] for row in range(3) for path in paths[row]]
     rows = [[row, [0, *(1 + node for node in places)]] for row in range(3) for places in nodes[row]]
     for (row, places), expected in zip(rows, read(model, runs), strict=True):
-        assert_close(scored[row, places], expected[len(texts[row]) :], atol=2e-3, rtol=1e-4)
+        assert_close(scored[row, places], expected[len(texts[row]) :], **CLOSE)
     target.keep(state, torch.tensor([[1, 3, 4], [-1, -1, -1], [0, 1, -1]]), [3, 0, 2])
     texts = [runs[2], runs[3], runs[4][:-1]]
     again = target.score(state, torch.tensor([28, 28, 28]), DraftTree.empty(3)).logits[:, 0]
     expected = torch.stack([row[-1] for row in read(model, [[*text, 28] for text in texts])])
-    assert_close(again, expected, atol=2e-3, rtol=1e-4)
+    assert_close(again, expected, **CLOSE)
 
 
 def test_greedy_text_in_fp32(folder: Path, prompts: list[list[int]]) -> None:
-    """Token for token transformers' text, although part of it was drafted."""
+    """Token for token transformers' text, although part of it was drafted.
+
+    The two best logits of each step lie 0.04 apart or more, so that no processor's rounding decides.
+    """
     model = reference(folder, torch.float32)
     expected = [greedy(model, prompt) for prompt in prompts]
     results = spoken(outpace.load_target(dtype="fp32"), prompts)
     assert [result.token_ids for result in results] == expected
-    assert sum(result.stats.speculation.accepted for result in results) > 0
+    assert sum(result.stats.speculation.accepted for result in results) >= 10
+    for prompt, text in zip(prompts, expected, strict=True):
+        best = read(model, [prompt + text])[0][len(prompt) - 1 : -1].topk(2).values
+        assert (best[:, 0] - best[:, 1]).min() > 0.01
 
 
 def test_bf16_parts_from_transformers_at_near_ties_only(folder: Path, prompts: list[list[int]]) -> None:

