@@ -290,7 +290,10 @@ def resampled(count: int) -> NDArray[np.int64]:
     return np.random.default_rng(count).integers(count, size=(RESAMPLES, count))
 
 
-def median_ratio(ours: Sequence[float] | NDArray[np.float64], theirs: Sequence[float] | NDArray[np.float64]) -> Estimate:
+Figures = Sequence[float] | NDArray[np.float64]
+
+
+def median_ratio(ours: Figures, theirs: Figures) -> Estimate:
     """The ratio of medians over questions, with the interval of a paired bootstrap: both sides draw the same ones."""
     first, second = np.asarray(ours, float), np.asarray(theirs, float)
     places = resampled(len(first))
@@ -299,7 +302,7 @@ def median_ratio(ours: Sequence[float] | NDArray[np.float64], theirs: Sequence[f
     return Estimate(float(np.median(first) / np.median(second)), float(low), float(high))
 
 
-def median(values: Sequence[float] | NDArray[np.float64]) -> Estimate:
+def median(values: Figures) -> Estimate:
     """The median over questions, with its bootstrap interval."""
     array = np.asarray(values, float)
     low, high = np.percentile(np.median(array[resampled(len(array))], 1), (2.5, 97.5))

@@ -5,9 +5,9 @@
     python benchmarks/greedy_equality.py --quick                # does it run? one minute
 
 Resumable: finished prompts stand in a file of JSON lines beside the result until all are done; they are not decoded
-again while program and settings, in its first line, are the same. Prompts are decoded in batches, of similar length; 64 tokens, end-of-text
-respected. A first difference is excused only where float64 shows a tie within 1e-4 of the two tokens' logits after
-the common prefix; excused ones are counted.
+again while program and settings, in its first line, are the same. Prompts are decoded in batches of similar length; 64
+tokens, end-of-text respected. A first difference is excused only where float64 shows a tie within 1e-4 of the two
+tokens' logits after the common prefix; excused ones are counted.
 
 Gate: no difference that is not excused, for K 1, 3 and 8, over all prompts.
 """
@@ -125,7 +125,7 @@ def main(argv: list[str] | None = None) -> int:
     prompt_arguments(parser, per_category=40, tokens=64, repeats=1)
     parser.add_argument("--depths", type=int, nargs="+", default=[1, 3, 8], help="the K of each run with drafts")
     parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--transformers", type=int, default=0, metavar="N", help="compare N texts with transformers' too")
+    parser.add_argument("--transformers", type=int, default=0, metavar="N", help="N texts beside transformers")
     parser.add_argument("--progress", type=Path, help="the file of finished prompts")
     args = parser.parse_args(argv)
     if args.quick:

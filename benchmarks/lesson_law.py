@@ -100,7 +100,7 @@ def expected_tv(law: NDArray[np.float64], samples: int) -> float:
 
 
 def expected_kl(law: NDArray[np.float64], samples: int) -> float:
-    """E[KL] of an empirical law beside the law itself, cell by cell over the binomial's bulk; about (cells - 1) / 2n."""
+    """E[KL] of an empirical law beside the law itself, over the bulk of each cell's binomial; nearly (cells - 1) / 2n."""
     total = 0.0
     for chance in law:
         centre, width = samples * chance, 12 * math.sqrt(samples * chance) + 40
@@ -131,13 +131,11 @@ def beside_law(counts: NDArray[np.int64], law: NDArray[np.float64]) -> dict[str,
     }
 
 
-def beside_sample(
-    counts: NDArray[np.int64], other: NDArray[np.int64], law: NDArray[np.float64]
-) -> dict[str, float]:
+def beside_sample(counts: NDArray[np.int64], other: NDArray[np.int64], law: NDArray[np.float64]) -> dict[str, float]:
     """The same of two histograms of one size; half a count is added to each cell, so that KL is finite."""
     samples, freedom = int(counts.sum()), len(law) - 1
     floor = float(np.sqrt(law * (1 - law) / (math.pi * samples)).sum())
-    smooth = [(one + 0.5) / (samples + 0.5 * len(law)) for one in (counts, other)]
+    smooth = [(one.astype(np.float64) + 0.5) / (samples + 0.5 * len(law)) for one in (counts, other)]
     return {
         "tv": 0.5 * float(np.abs(counts - other).sum()) / samples,
         "tv_expected": floor,

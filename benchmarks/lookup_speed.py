@@ -59,7 +59,8 @@ PROTOCOL = (
 def contestants(target: Target, args: Any) -> dict[str, Contestant]:
     """Both lookups at equal K, transformers' own default, and both plain decoders."""
     assert target.folder is not None
-    reference, depth, new = Reference(target.folder, args.dtype, target.eos_ids), args.num_draft_tokens, args.max_new_tokens
+    reference = Reference(target.folder, args.dtype, target.eos_ids)
+    depth, new = args.num_draft_tokens, args.max_new_tokens
     drafter = Lookup(min_match=args.min_match, eos_ids=target.eos_ids)
     settings = {
         f"transformers K {depth}, n 2": (depth, 2),

@@ -143,7 +143,9 @@ def main(argv: list[str] | None = None) -> int:
             )
     columns = ("dtype", "prompt", "base", "with load", "after load", "decoding", "weights", "cache", "above base")
     keys = ("base_mb", "load_peak_mb", "after_load_mb", "peak_mb", "weights_mb", "cache_mb", "above_base_mb")
-    show("peak memory, MB", columns, [[c["dtype"], c["prompt_tokens"], *(round(c[key]) for key in keys)] for c in cells])
+    show(
+        "peak memory, MB", columns, [[c["dtype"], c["prompt_tokens"], *(round(c[key]) for key in keys)] for c in cells]
+    )
     status = judge(gates, args.quick)
     records = [gate.record() for gate in gates]
     save("memory", args, document("memory", args, PROTOCOL, base=imported, results=cells, gates=records))

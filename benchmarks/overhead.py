@@ -84,9 +84,7 @@ class Scripted:
         self.rows = len(rows)
 
 
-def spend(
-    target: Target, drafter: Drafter, question: Question, kind: str, args: Any
-) -> dict[str, float]:
+def spend(target: Target, drafter: Drafter, question: Question, kind: str, args: Any) -> dict[str, float]:
     """Seconds of one text by part, all turns but the prefill's; ``between`` is the loop, and ids to text."""
     assert target.folder is not None
     sampling, seed, _ = KINDS[kind]
@@ -103,9 +101,7 @@ def spend(
     request = Request(question.ids, sampling, args.max_new_tokens, (), seed)
     characters = TextStream(text_of(target.folder))
     begin = 0.0
-    for emission in decode(
-        target, drafter, [request], num_draft_tokens=args.num_draft_tokens, observer=note
-    ):
+    for emission in decode(target, drafter, [request], num_draft_tokens=args.num_draft_tokens, observer=note):
         characters.push(emission.ids)
         begin = begin or time.perf_counter()
     characters.finish()
@@ -114,7 +110,9 @@ def spend(
     return parts | {"share": 1 - parts["forward"] / whole, "turns": turns - 1}
 
 
-def measure(target: Target, asked: Sequence[Question], args: Any) -> dict[tuple[str, str], list[list[dict[str, float]]]]:
+def measure(
+    target: Target, asked: Sequence[Question], args: Any
+) -> dict[tuple[str, str], list[list[dict[str, float]]]]:
     """Every kind of sampling with every drafter, interleaved; ``[kind, drafter][question][repeat]``."""
     script = list(range(target.vocab_size - args.num_draft_tokens - 1, target.vocab_size - 1))
     drafters: list[Drafter] = [Lookup(), Scripted(script)]

@@ -54,9 +54,7 @@ def ours(target: Target, drafter: Drafter | None, max_new_tokens: int, draft_tok
 
     def run(question: Question) -> Run:
         begin = time.perf_counter()
-        result = generate(
-            target, drafter, question.ids, max_new_tokens=max_new_tokens, num_draft_tokens=draft_tokens
-        )
+        result = generate(target, drafter, question.ids, max_new_tokens=max_new_tokens, num_draft_tokens=draft_tokens)
         return Run(time.perf_counter() - begin, result.token_ids, result.stats.speculation)
 
     return run
@@ -77,7 +75,7 @@ def measure(name: str, dtype: str, args: Any) -> tuple[dict[str, Any], list[Gate
         args.repeats,
     )
     rates = {side: median_rates(found) for side, found in runs.items()}
-    cells = []
+    cells: list[dict[str, Any]] = []
     for category, places in by_category(asked).items():
         first, second = rates["outpace"][places], rates["transformers"][places]
         cells.append(

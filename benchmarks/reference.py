@@ -36,7 +36,10 @@ class Reference:
         logging.set_verbosity_error()
         logging.disable_progress_bar()
         self.model: Any = AutoModelForCausalLM.from_pretrained(str(folder), dtype=DTYPES[dtype]).eval()
-        self.ends: dict[str, Any] = {"eos_token_id": list(eos_ids) or None, "pad_token_id": eos_ids[0] if eos_ids else 0}
+        self.ends: dict[str, Any] = {
+            "eos_token_id": list(eos_ids) or None,
+            "pad_token_id": eos_ids[0] if eos_ids else 0,
+        }
         self.forwards = 0
         self.model.register_forward_pre_hook(self._count)
 

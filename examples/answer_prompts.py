@@ -54,8 +54,7 @@ class Asked:
 
 def read_prompts(path: Path) -> Iterator[Asked]:
     """The prompts of an input file; a line without one ends the run, named."""
-    opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
-    with opened as file:
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
         for line, text in enumerate(file):
             if not text.strip():
                 continue

@@ -1,6 +1,6 @@
 """The first ten lines: load the default model, generate plainly and with lookup drafts, look at the statistics.
 
-    python examples/first_steps.py             # a minute, the first time with a download
+Run ``python examples/first_steps.py``: seconds, and a download the first time.
 """
 
 import sys

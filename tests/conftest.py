@@ -13,12 +13,17 @@ from hypothesis import settings
 # pytest is configured is not checked for axes.
 sys.path.insert(0, str(Path(__file__).parent))
 
-# Small tensors gain nothing from many threads, and test processes may run side by side.
-torch.set_num_threads(min(4, torch.get_num_threads()))
+THREADS = min(4, torch.get_num_threads())
 
 # Time depends on the machine. Where the result decides a change, the examples are the same for everyone.
 settings.register_profile("outpace", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("outpace")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def threads(request: pytest.FixtureRequest) -> None:
+    """One thread for toys: on a busy machine two of them wait for each other five times as long as one works."""
+    torch.set_num_threads(THREADS if request.node.get_closest_marker("real") else 1)
 
 
 @pytest.fixture(scope="session")

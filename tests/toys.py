@@ -5,7 +5,7 @@ Knows nothing of what is tested. Import it as ``toys``: ``conftest.py`` puts thi
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ LIVELY = 8
 """A reference with fewer different tokens than this would let most faults pass unseen."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def _lively(family: str, seed: int, changes: tuple[tuple[str, Any], ...]) -> Transformer:
     model = tiny_transformer(family, seed=seed, **{name: list(v) if isinstance(v, tuple) else v for name, v in changes})
     text = reference(model, (1, 2, 3), min(40, model.max_positions - 3))
@@ -90,7 +90,7 @@ def dense_logits(model: Transformer, text: Sequence[int]) -> Tensor:
     return linear(model.head, norm(hidden, model.last_norm))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _read_so_far(target: Target, prompt: tuple[int, ...]) -> list[int]:
     return list(prompt)
 
@@ -105,7 +105,8 @@ def reference(target: Target, prompt: tuple[int, ...], new: int, eos: tuple[int,
     return said[: ends[0] + 1] if ends else said
 
 
-def seeded_reference(target: Target, prompt: Sequence[int], new: int, sampling: Sampling, seed: int) -> list[int]:
+@cache
+def seeded_reference(target: Target, prompt: tuple[int, ...], new: int, sampling: Sampling, seed: int) -> list[int]:
     """Plain seeded decoding by definition: one race a position, its noise keyed by seed and position."""
     text = list(prompt)
     for position in range(len(prompt), len(prompt) + new):
@@ -266,6 +267,8 @@ def spelling(script: Sequence[int], prompt: int, vocab: int, **shown: Any) -> Fu
 # ---- tokenizers ----------------------------------------------------------------------------------------------------
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz ENDSTOP.!\n[]:"
+LETTER_VOCAB = len(set(LETTERS)) + 2
+BYTE_VOCAB = 257
 CHAT = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"

@@ -38,7 +38,7 @@ def drafter(kind: str, target: Target, other: Target, counts: Sequence[int]) -> 
     return None
 
 
-@settings(max_examples=20)
+@settings(max_examples=60)
 @given(
     kind=st.sampled_from(DRAFTERS),
     num_draft_tokens=st.sampled_from((0, 1, 2, 3, 5, 8)),

@@ -37,8 +37,7 @@ def test_nothing_is_drafted_that_cannot_be_used(tiny: Transformer) -> None:
     """With n tokens to come at most n - 1 are drafted, and none when one is left."""
     guesser = Scripted(right_then_wrong(texts(tiny), [3]))
     generate(tiny, guesser, [list(p) for p in PROMPTS], num_draft_tokens=8, max_new_tokens=7)
-    for row, limit, draft in guesser.drafts:
-        assert len(draft) == limit
+    assert all(len(draft) == limit for _, limit, draft in guesser.drafts)
     watched = Watched(tiny)
     generate(
         watched, Scripted(right_then_wrong(texts(tiny), [3])), list(PROMPTS[0]), max_new_tokens=7, num_draft_tokens=8
@@ -50,7 +49,7 @@ def test_nothing_is_drafted_that_cannot_be_used(tiny: Transformer) -> None:
 def test_features_are_those_of_the_kept_tokens(slots: int, tiny: Transformer) -> None:
     """Rows that accept 0, 2 and 4 a turn: each row's features are those of its own text, token by token."""
     guesser = Scripted(right_then_wrong(texts(tiny), [[0], [2], [4]]), taps=(0, 1, "last_normed"))
-    requests = [Request(prompt, max_new_tokens=11) for prompt in PROMPTS]
+    requests = [Request(prompt, max_new_tokens=8) for prompt in PROMPTS]
     for _ in decode(tiny, guesser, requests, slots=slots):
         pass
     assert [row.prompt for row in guesser.rows] == [list(prompt) for prompt in PROMPTS]
@@ -63,7 +62,7 @@ def test_features_are_those_of_the_kept_tokens(slots: int, tiny: Transformer) ->
             torch.testing.assert_close(tiny.head(seen[:, 2]), dense_logits(tiny, read), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("alternatives", [0, 1, 3, 200])
+@pytest.mark.parametrize("alternatives", [0, 3, 200])
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 def test_logprobs_are_the_raw_ones_of_every_token(alternatives: int, temperature: float, tiny: Transformer) -> None:
     """One entry a token, of the unprocessed logits: temperature and top-k leave them as they are."""
@@ -72,7 +71,7 @@ def test_logprobs_are_the_raw_ones_of_every_token(alternatives: int, temperature
         tiny,
         guesser,
         [list(prompt) for prompt in PROMPTS],
-        max_new_tokens=10,
+        max_new_tokens=7,
         logprobs=alternatives,
         temperature=temperature,
         top_k=20 if temperature else 0,
@@ -80,7 +79,7 @@ def test_logprobs_are_the_raw_ones_of_every_token(alternatives: int, temperature
     )
     for prompt, result in zip(PROMPTS, results, strict=True):
         rows = dense_logits(tiny, [*prompt, *result.token_ids])[len(prompt) - 1 : -1].log_softmax(-1)
-        assert result.logprobs is not None and len(result.logprobs) == len(result.token_ids) == 10
+        assert result.logprobs is not None and len(result.logprobs) == len(result.token_ids) == 7
         for entry, token, row in zip(result.logprobs, result.token_ids, rows, strict=True):
             assert entry.token_id == token
             assert entry.logprob == pytest.approx(float(row[token]), abs=1e-4)

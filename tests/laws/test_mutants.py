@@ -136,11 +136,11 @@ IN_BRANCHING = [
     # The walks.
     Fault("tree-rejection", "reached[place.who, row] *= 1 - taken", "pass", BUSH),
     Fault("tree-rejection", "reached[place.who, row] * taken", "taken", BUSH),
-    Fault("tree-rejection", "place = stand(row := parent + 1)", "place = stand(row := node)", BUSH),
+    Fault("tree-rejection", "reached, row := parent + 1)", "reached, row := node)", BUSH),
     Fault("traversal", "for node in children[place.row]:", "for node in children[place.row][::-1]:", BRANCH),
     Fault("traversal", "going[place.who] *= 1 - taken", "pass", BUSH),
     Fault("traversal", "place.who[can], weight[can])", "place.who[can], weight[can].sqrt())", BUSH),
-    Fault("traversal", "return\n            place.fail(group.token(place, node))", "return", BUSH),
+    Fault("traversal", "return\n        place.fail(group.token(place, node))", "return", BUSH),
 ]  # fmt: skip
 
 

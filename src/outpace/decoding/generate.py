@@ -303,8 +303,9 @@ def speculative_decode(
 
     Source: Leviathan et al. 2211.17192, algorithm 1; Chen et al. 2302.01318, algorithm 2.
     """
-    if num_samples < 1:
-        raise UsageError(f"num_samples is {num_samples}; allowed: 1 or more")
+    for name, value in (("num_samples", num_samples), ("batch_size", batch_size)):
+        if value < 1:
+            raise UsageError(f"{name} is {value}; allowed: 1 or more")
     ids = _plain_ids(target, prompt)
     verifier = _as_target(target, ids, "target")
     guesser = draft if _is_drafter(draft) else Small(_as_target(draft, ids, "draft"), verifier)

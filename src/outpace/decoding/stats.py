@@ -80,7 +80,8 @@ class Tally:
         self.matched += matched
         self.accepted += min(matched, emitted)
         self.emitted += emitted
-        self.rules.add(rule)
+        if drafted:  # without a draft every rule is the target's own draw
+            self.rules.add(rule)
         self.lossless &= lossless
         reached = min(matched + 1, depth)  # positions whose fate was decided
         self.tried += [0] * (reached - len(self.tried))

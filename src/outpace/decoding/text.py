@@ -47,7 +47,7 @@ class Text:
         Raises:
             UsageError: an empty prompt, messages for a tokenizer without a chat template, or malformed messages.
         """
-        if not prompt or (isinstance(prompt, str) and not prompt.strip()):
+        if not prompt or (isinstance(prompt, str) and not raw and not prompt.strip()):
             raise UsageError("the prompt is empty; allowed: one character or more")
         if isinstance(prompt, list):
             if all(isinstance(part, int) for part in prompt):

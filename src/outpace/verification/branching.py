@@ -1,6 +1,7 @@
-"""Judge a tree whose children were drawn without replacement: rejection from the root, or traversal from the leaves.
+"""Judge a tree of sampled children: rejection from the root down, traversal from the leaves up.
 
-Knows nothing of models, or of a tree's making beyond the laws that its children were drawn from.
+Knows nothing of models, or of a tree's making beyond the laws from which its children were drawn, siblings without
+replacement.
 
 At a row with children the two laws change as children fail. What is left of the target is the normalised positive part
 of ``weight * target - draft``; what is left of the draft is its law without the token tried, renormalised, which is
@@ -16,6 +17,7 @@ sampler with zero or one by the node's coin, and rows that nobody can reach any 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -126,16 +128,8 @@ def _from_the_root(group: _Group, decide: Decide) -> Iterator[tuple[_Place, Floa
     reached = group.target_probs.new_zeros(group.target_probs.shape[:2])
     reached[group.who, 0] = 1
     places: dict[int, _Place] = {}
-
-    def stand(row: int) -> _Place:
-        place = places.get(row)
-        if place is None:
-            who = group.who[reached[group.who, row] > 0]
-            return group.open(row, who, reached.new_ones(len(who)))
-        return place.only(reached[place.who, row] > 0)
-
     for node, parent in enumerate(group.parents):
-        place = stand(row := parent + 1)
+        place = _stand(group, places, reached, row := parent + 1)
         if len(place.who) == 0:
             continue
         taken = decide(place.who, node, place.chance(group.token(place, node)))
@@ -145,8 +139,16 @@ def _from_the_root(group: _Group, decide: Decide) -> Iterator[tuple[_Place, Floa
         if len(place.who):
             place.fail(group.token(place, node))
     for row in range(1 + len(group.parents)):
-        if len((place := stand(row)).who):
+        if len((place := _stand(group, places, reached, row)).who):
             yield place, reached[place.who, row]
+
+
+def _stand(group: _Group, places: dict[int, _Place], reached: Float[Tensor, "batch rows"], row: int) -> _Place:
+    """A row as those who have reached it find it: as an earlier child has left it, or untouched."""
+    if row in places:
+        return places[row].only(reached[places[row].who, row] > 0)
+    who = group.who[reached[group.who, row] > 0]
+    return group.open(row, who, reached.new_ones(len(who)))
 
 
 def _from_the_leaves(group: _Group, decide: Decide) -> Iterator[tuple[_Place, Float[Tensor, " some"]]]:
@@ -155,24 +157,28 @@ def _from_the_leaves(group: _Group, decide: Decide) -> Iterator[tuple[_Place, Fl
     for node, parent in enumerate(group.parents):
         children[parent + 1].append(node)
     going = group.target_probs.new_ones(len(group.target_probs))
+    root = group.open(0, group.who, going.new_ones(len(group.who)))
+    yield from _visit(root, children, group, going, decide)
 
-    def visit(place: _Place) -> Iterator[tuple[_Place, Float[Tensor, " some"]]]:
-        for node in children[place.row]:
-            weight = place.chance(group.token(place, node))
-            can = weight > 0
-            if bool(can.any()):
-                yield from visit(group.open(node + 1, place.who[can], weight[can]))
-                place = place.only(going[place.who] > 0)
-                if len(place.who) == 0:
-                    return
-            place.fail(group.token(place, node))
-        # The root is what remains when every node has failed: its weight is one.
-        taken = decide(place.who, place.row - 1, place.weight) if place.row else torch.ones_like(place.weight)
-        ends = going[place.who] * taken
-        going[place.who] *= 1 - taken
-        yield place, ends
 
-    yield from visit(group.open(0, group.who, going.new_ones(len(group.who))))
+def _visit(
+    place: _Place, children: dict[int, list[int]], group: _Group, going: Float[Tensor, " batch"], decide: Decide
+) -> Iterator[tuple[_Place, Float[Tensor, " some"]]]:
+    """Try what hangs below a place, then the place; ``going`` is who has not ended yet, or how probably."""
+    for node in children[place.row]:
+        weight = place.chance(group.token(place, node))
+        can = weight > 0
+        if bool(can.any()):
+            yield from _visit(group.open(node + 1, place.who[can], weight[can]), children, group, going, decide)
+            place = place.only(going[place.who] > 0)
+            if len(place.who) == 0:
+                return
+        place.fail(group.token(place, node))
+    # The root is what remains when every node has failed: its weight is one.
+    taken = decide(place.who, place.row - 1, place.weight) if place.row else torch.ones_like(place.weight)
+    ends = going[place.who] * taken
+    going[place.who] *= 1 - taken
+    yield place, ends
 
 
 @dataclass(frozen=True)
@@ -183,13 +189,10 @@ class _TreeForm:
     walk: Walk
 
     def judge(self, target_probs: TargetRows, tree: DraftTree, draft_probs: DraftRows, coins: Coins) -> Verdict:
-        def decide(who: Int[Tensor, " some"], node: int, chance: Float[Tensor, " some"]) -> Float[Tensor, " some"]:
-            return (coins[who, node] < chance).to(chance.dtype)
-
         end = torch.zeros_like(tree.num_nodes)
         next_token = torch.zeros_like(tree.num_nodes)
         for group in _groups(target_probs, tree, draft_probs):
-            for place, ends in self.walk(group, decide):
+            for place, ends in self.walk(group, partial(_toss, coins)):
                 if len((here := place.only(ends > 0)).who):
                     end[here.who] = here.row
                     next_token[here.who] = draw(here.load(), coins[here.who, -1])
@@ -199,7 +202,7 @@ class _TreeForm:
     def law(self, target_probs: TargetRows, tree: DraftTree, draft_probs: DraftRows) -> TargetRows:
         law = torch.zeros_like(target_probs)
         for group in _groups(target_probs, tree, draft_probs):
-            for place, ends in self.walk(group, lambda who, node, chance: chance):
+            for place, ends in self.walk(group, _weigh):
                 left = place.load()
                 law[place.who, place.row] = ends[:, None] * left / left.sum(1, keepdim=True)
         return law
@@ -207,6 +210,14 @@ class _TreeForm:
     @property
     def rule(self) -> Rule:
         return Rule(self.name, True, self.judge, self.law)
+
+
+def _toss(coins: Coins, who: Int[Tensor, " some"], node: int, chance: Float[Tensor, " some"]) -> Float[Tensor, " some"]:
+    return (coins[who, node] < chance).to(chance.dtype)
+
+
+def _weigh(who: Int[Tensor, " some"], node: int, chance: Float[Tensor, " some"]) -> Float[Tensor, " some"]:
+    return chance
 
 
 def _groups(target_probs: TargetRows, tree: DraftTree, draft_probs: DraftRows) -> Iterator[_Group]:

@@ -1,4 +1,4 @@
-"""Judge any draft by what the target itself chooses: drafts that agree are free. Greedy, match, and the coupling.
+"""Judge a draft by what the target itself chooses: greedy, match, and the shared-noise coupling.
 
 Knows nothing of how a draft was drawn: the draft's law is not asked for, so a wrong one cannot bias the output. Chains
 and trees, sampled and deterministic children are judged alike.

@@ -1,4 +1,4 @@
-"""The exact output law of any shipped rule, by enumeration of every draft; and of its sampler, by every coin.
+"""The exact law of any shipped rule by enumeration: of its output, and of its sampler.
 
 Knows nothing of models that compute: target and drafter are tables with one row for every prefix. No rule is written a
 second time here: the law under proof is the one that the rule itself exposes.
@@ -9,6 +9,7 @@ that all prefixes of one length stand together and walking down a tree is arithm
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -105,50 +106,49 @@ def sampled(draft: Table, parents: Sequence[int]) -> Drafting:
 
     Where siblings have used up what the law can draw, token 0 fills the place: rules must count it as not drafted.
     """
-
-    def enumerate_drafts(starts: Int[Tensor, " starts"]) -> Drafts:
-        tokens, places = starts.new_empty((len(starts), 0)), starts[:, None]
-        chances, origins = draft.rows.new_ones(len(starts)), torch.arange(len(starts))
-        for node, parent in enumerate(parents):
-            law = draft.rows[places[:, parent + 1]]
-            for sibling in (other for other in range(node) if parents[other] == parent):
-                law = law.scatter(1, tokens[:, sibling, None], 0)
-            law[law.sum(1) == 0, 0] = 1
-            law = law / law.sum(1, keepdim=True)
-            row, token = law.nonzero(as_tuple=True)  # one row becomes one for every token that can be next
-            chances, origins, tokens, places = chances[row] * law[row, token], origins[row], tokens[row], places[row]
-            tokens = torch.cat([tokens, token[:, None]], 1)
-            places = torch.cat([places, draft.after(places[:, parent + 1], token)[:, None]], 1)
-        return Drafts(_tree(tokens, parents), draft.rows[places], chances, places, origins)
-
-    return enumerate_drafts
+    return partial(_sample, draft, parents)
 
 
 def ranked(draft: Table, parents: Sequence[int]) -> Drafting:
     """Deterministic children: sibling number r is the token of rank r of the draft's law."""
     ranks = [sum(other == parent for other in parents[:node]) for node, parent in enumerate(parents)]
     order = draft.rows.argsort(dim=1, descending=True, stable=True)
-    return _deterministic(draft, parents, lambda node, places: order[places, ranks[node]])
+    return partial(_choose, draft, parents, lambda node, places: order[places, ranks[node]])
 
 
 def fixed(target: Table, parents: Sequence[int], tokens: Sequence[int]) -> Drafting:
     """The same tokens after any prefix; siblings may repeat each other."""
-    return _deterministic(target, parents, lambda node, places: torch.full_like(places, tokens[node]))
+    return partial(_choose, target, parents, lambda node, places: torch.full_like(places, tokens[node]))
 
 
-def _deterministic(
-    table: Table, parents: Sequence[int], choose: Callable[[int, Int[Tensor, " batch"]], Int[Tensor, " batch"]]
-) -> Drafting:
-    def enumerate_drafts(starts: Int[Tensor, " starts"]) -> Drafts:
-        tokens, places = starts.new_empty((len(starts), 0)), starts[:, None]
-        for node, parent in enumerate(parents):
-            token = choose(node, places[:, parent + 1])
-            tokens = torch.cat([tokens, token[:, None]], 1)
-            places = torch.cat([places, table.after(places[:, parent + 1], token)[:, None]], 1)
-        chances = table.rows.new_ones(len(starts))
-        return Drafts(_tree(tokens, parents), None, chances, places, torch.arange(len(starts)))
+def _sample(draft: Table, parents: Sequence[int], starts: Int[Tensor, " starts"]) -> Drafts:
+    tokens, places = starts.new_empty((len(starts), 0)), starts[:, None]
+    chances, origins = draft.rows.new_ones(len(starts)), torch.arange(len(starts))
+    for node, parent in enumerate(parents):
+        law = draft.rows[places[:, parent + 1]]
+        for sibling in (other for other in range(node) if parents[other] == parent):
+            law = law.scatter(1, tokens[:, sibling, None], 0)
+        law[law.sum(1) == 0, 0] = 1
+        law = law / law.sum(1, keepdim=True)
+        row, token = law.nonzero(as_tuple=True)  # one row becomes one for every token that can be next
+        chances, origins, tokens, places = chances[row] * law[row, token], origins[row], tokens[row], places[row]
+        tokens = torch.cat([tokens, token[:, None]], 1)
+        places = torch.cat([places, draft.after(places[:, parent + 1], token)[:, None]], 1)
+    return Drafts(_tree(tokens, parents), draft.rows[places], chances, places, origins)
 
-    return enumerate_drafts
+
+def _choose(
+    table: Table,
+    parents: Sequence[int],
+    choice: Callable[[int, Tensor], Tensor],
+    starts: Int[Tensor, " starts"],
+) -> Drafts:
+    tokens, places = starts.new_empty((len(starts), 0)), starts[:, None]
+    for node, parent in enumerate(parents):
+        token = choice(node, places[:, parent + 1])
+        tokens = torch.cat([tokens, token[:, None]], 1)
+        places = torch.cat([places, table.after(places[:, parent + 1], token)[:, None]], 1)
+    return Drafts(_tree(tokens, parents), None, table.rows.new_ones(len(starts)), places, torch.arange(len(starts)))
 
 
 def _tree(tokens: Int[Tensor, "batch nodes"], parents: Sequence[int]) -> DraftTree:

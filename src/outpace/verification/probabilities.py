@@ -172,7 +172,8 @@ def _truncate(
     kept = _count_kept(values, sampling)
     ids = settle_ties(probs, values, ids, kept)
     values = values.where(torch.arange(ranks, device=probs.device) < kept[:, None], 0.0)
-    law = torch.zeros_like(probs).scatter_(-1, ids, values / values.sum(-1, keepdim=True))
+    # Added, not written: a tie may have brought an id forward that still stands behind the border, with nothing.
+    law = torch.zeros_like(probs).scatter_add_(-1, ids, values / values.sum(-1, keepdim=True))
     if higher and bool((short := kept == ranks).any()):
         law[short] = _truncate(probs[short], sampling, tuple(higher))
     return law
