@@ -1,6 +1,6 @@
 """Greedy texts with lookup drafts, in fp32, beside plain ones: the same tokens for every prompt and every K.
 
-    python benchmarks/greedy_equality.py                        # all 240 prompts, about 60 minutes on two cores
+    python benchmarks/greedy_equality.py                        # all 240 prompts, about 30 minutes on two cores
     python benchmarks/greedy_equality.py --transformers 24      # and transformers' generate on the first of each kind
     python benchmarks/greedy_equality.py --quick                # does it run? one minute
 

@@ -1,6 +1,6 @@
 """The lesson's test, done rightly: samples of ``speculative_decode`` beside the exact law, and beside the noise floor.
 
-    python benchmarks/lesson_law.py                       # 10,000 and 1,000,000 samples, about 12 minutes
+    python benchmarks/lesson_law.py                       # 10,000 and 1,000,000 samples, about 15 minutes
     python benchmarks/lesson_law.py --samples 10000       # half a minute
     python benchmarks/lesson_law.py --vocab 16            # 4,096 cells instead of 512
     python benchmarks/lesson_law.py --quick               # does it run? seconds
@@ -100,7 +100,7 @@ def expected_tv(law: NDArray[np.float64], samples: int) -> float:
 
 
 def expected_kl(law: NDArray[np.float64], samples: int) -> float:
-    """E[KL] of an empirical law beside the law itself, over the bulk of each cell's binomial; nearly (cells - 1) / 2n."""
+    """E[KL] of an empirical law beside the law itself, over each cell's binomial; nearly (cells - 1) / 2n."""
     total = 0.0
     for chance in law:
         centre, width = samples * chance, 12 * math.sqrt(samples * chance) + 40

@@ -1,6 +1,6 @@
 """Lookup drafts against transformers' prompt lookup and against plain decoding of both, where text repeats the prompt.
 
-    python benchmarks/lookup_speed.py                    # summarization and rag, about 20 minutes on two cores
+    python benchmarks/lookup_speed.py                    # summarization and rag, about 15 minutes on two cores
     python benchmarks/lookup_speed.py --sweep            # our K and min_match, about 35 minutes
     python benchmarks/lookup_speed.py --sweep --categories qa coding extraction math_reasoning
     python benchmarks/lookup_speed.py --quick            # does it run? one minute

@@ -1,6 +1,6 @@
 """Peak memory of a fresh process that loads the model and decodes 128 tokens, after a short and after a long prompt.
 
-    python benchmarks/memory.py                  # about 4 minutes on two cores
+    python benchmarks/memory.py                  # about 2 minutes on two cores
     python benchmarks/memory.py --quick          # does it run? one minute
 
 Every figure is of a process of its own: the resident set at its highest (``VmHWM``; ``ru_maxrss`` where there is no

@@ -1,6 +1,6 @@
 """The share of decoding that is not the target's forward: drafting, judging, keeping, bookkeeping, turning ids to text.
 
-    python benchmarks/overhead.py                # about 15 minutes on two cores
+    python benchmarks/overhead.py                # about 10 minutes on two cores
     python benchmarks/overhead.py --quick        # does it run? one minute
 
 bf16, batch 1, K 4, 64 tokens after the first. The clock runs from the first token to the end of the stream, text

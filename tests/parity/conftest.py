@@ -144,7 +144,7 @@ def _reference(folder: Path, dtype: torch.dtype) -> Any:
 
 
 def _liven(model: Any) -> None:
-    """Weights, biases and norms that all matter, the same on every machine."""
+    """Weights, biases and norms that all matter, the same in every run."""
     generator = torch.Generator().manual_seed(7)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)

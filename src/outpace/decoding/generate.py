@@ -19,7 +19,7 @@ from outpace.decoding.trace import tracing
 from outpace.decoding.turn import check_rule
 from outpace.drafters.drafter import Drafter
 from outpace.drafters.small import Small
-from outpace.errors import UsageError
+from outpace.errors import UsageError, WeightsError
 from outpace.models.function import FunctionTarget, LogitsOf
 from outpace.models.target import Target
 from outpace.verification.probabilities import Sampling
@@ -137,6 +137,7 @@ def generate(
     Raises:
         UsageError: an option is unknown or out of range, or a prompt is empty or longer than the context.
         UnsupportedError: a drafter is given for a target that cannot rewind.
+        WeightsError: a string is given and the target's tokenizer cannot be read.
         NumericsError: the target's logits are no distribution.
     """
     *_, last = stream(target, drafter, prompt, **options)
@@ -156,7 +157,7 @@ def stream(
     prompts: list[Prompt] = list(prompt) if batched else [prompt]  # type: ignore[arg-type, list-item]
     strings = _stop_strings(options)
     needs_text = bool(strings) or any(not _is_ids(one) for one in prompts)
-    text = text_of(target.folder) if target.folder is not None else None
+    text = _text(target.folder, needs_text)
     if text is None and needs_text:
         raise UsageError(f"the target {target.name!r} has no tokenizer; allowed: token ids, and no stop strings")
     requests = [_request(target, text, one, options, strings) for one in prompts]
@@ -254,6 +255,18 @@ def _request(target: Target, text: Text | None, prompt: Prompt, options: Options
         seed=options.get("seed"),
         stops=[text.stop_rule(strings)] if text is not None and strings else (),
     )
+
+
+def _text(folder: Path | None, needed: bool) -> Text | None:
+    """The tokenizer beside the weights; one that cannot be read is no matter where ids come in and ids go out."""
+    if folder is None:
+        return None
+    try:
+        return text_of(folder)
+    except WeightsError:
+        if needed:
+            raise
+        return None
 
 
 def _is_ids(prompt: object) -> bool:

@@ -32,8 +32,9 @@ class Text:
         try:
             self.tokenizer: Any = AutoTokenizer.from_pretrained(str(folder))
         except (OSError, ValueError, KeyError) as error:
+            reason = str(error).partition("\n")[0].rstrip(" :")
             raise WeightsError(
-                f"no tokenizer can be read from {folder}: {error}", hint="put tokenizer.json beside the weights"
+                f"no tokenizer can be read from {folder}: {reason}", hint="put tokenizer.json beside the weights"
             ) from error
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:

@@ -4,10 +4,11 @@ Knows nothing of how a turn is taken: it watches turns go by. The first line is 
 
 Header: ``format_version, versions, target {name, fingerprint, vocab_size}, drafter, sampling, machine``. Record:
 ``request, start`` (absolute position of the turn's first token), ``last`` (the token before it), ``num_draft_tokens``,
-``nodes`` (parent, token, draft_prob, target_prob), ``target`` and ``draft`` (a row each for the root and every node:
-the 16 largest raw logits by id, and the log-sum-exp of all), ``verdict`` (path, next_token, rule, lossless), ``seed``,
-``coins`` and ``seconds``. ``draft_prob`` is of the law drawn from, 1 for a deterministic child; ``target_prob`` of the
-target's raw logits. What a turn emitted behind the stop is in its record too.
+``nodes`` (parent, token, draft_prob, target_prob), ``target`` (a row for the root and every node: the 16 largest raw
+logits by id, and the log-sum-exp of all), ``draft`` (the same up to the last row that has children), ``verdict`` (path,
+next_token, rule, lossless), ``seed``, ``coins`` and ``seconds``. ``draft_prob`` is of the law drawn from, 1 for a
+deterministic child; ``target_prob`` of the target's raw logits. What a turn emitted behind the stop is in its record
+too.
 """
 
 import json
@@ -105,7 +106,7 @@ class Tracer:
             "num_draft_tokens": len(tokens),
             "nodes": nodes,
             "target": _largest(logits),
-            "draft": None if draft is None else _largest(draft[row, : len(tokens) + 1].float()),
+            "draft": None if draft is None else _largest(draft[row, : max(parents, default=-2) + 2].float()),
             "verdict": {
                 "path": turn.paths[row],
                 "next_token": turn.emitted[row][-1],

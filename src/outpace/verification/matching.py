@@ -118,7 +118,7 @@ def race(
 
     Where noise is keyed by (seed, sample, absolute position, token), the choice is a function of seed, position and
     row alone: neither drafter, draft length, tree nor batch can move it. A drafter racing with the same noise agrees
-    often, with probability at least (1 - TV) / (1 + TV).
+    often: with probability at least (1 - TV) / (1 + TV) if every token has a clock, and hardly less with a thin tail.
 
     Args:
         probs: rows to draw from; they need not be normalised.
