@@ -87,7 +87,7 @@ class Transformer:
         self.rotary = Rotary(shape.rotary, shape.head_width, shape.max_positions)
         take = _Reader(shape, tensors, dtype, self.device)
         self.embeddings = take("model.embed_tokens.weight", (shape.vocab_size, shape.hidden_size))
-        up = take("model.layers.0.mlp.up_proj.weight", (shape.feed_forward, shape.hidden_size))
+        up = take("model.layers.0.mlp.up_proj.weight", (shape.feed_forward, shape.hidden_size))  # to measure with
         self.packed = packing_pays(up) if packed is None else packed
         self.blocks = [take.layer(index, self.packed) for index in range(shape.layers)]
         self.last_norm = take("model.norm.weight", (shape.hidden_size,))
@@ -269,22 +269,29 @@ class _Reader:
         self.shape, self.tensors, self.dtype, self.device = shape, tensors, dtype, device
 
     def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A tensor of our own: one that still lay in the mapped file would keep the whole file in memory."""
+        return self._found(name, shape).to(self.device, self.dtype, copy=True)
+
+    def _found(self, name: str, shape: tuple[int, ...]) -> Tensor:
         found = self.tensors.get(name)
         if found is None:
             raise WeightsError(f"the weights lack the tensor {name!r}", hint="is the download complete?")
         if tuple(found.shape) != shape:
             raise WeightsError(f"the tensor {name!r} has shape {tuple(found.shape)}; config.json says {shape}")
-        return found.to(self.device, self.dtype)
+        return found
+
+    def _joined(self, sizes: Mapping[str, tuple[int, ...]]) -> Tensor:
+        return torch.cat([self._found(name, size).to(self.device, self.dtype) for name, size in sizes.items()])
 
     def fused(self, prefix: str, parts: Mapping[str, int], inputs: int, biased: bool, packed: bool) -> Matmul:
         """One matmul for several projections of the same input, their outputs side by side."""
-        weight = torch.cat([self(f"{prefix}.{name}.weight", (outputs, inputs)) for name, outputs in parts.items()])
-        named = {f"{prefix}.{name}.bias": outputs for name, outputs in parts.items()}
+        weight = self._joined({f"{prefix}.{name}.weight": (outputs, inputs) for name, outputs in parts.items()})
+        named = {f"{prefix}.{name}.bias": (outputs,) for name, outputs in parts.items()}
         if not biased:
             if stray := [name for name in named if name in self.tensors]:
                 raise WeightsError(f"the weights hold {stray[0]!r}; config.json says that there is no such bias")
             return Matmul(weight, packed=packed)
-        return Matmul(weight, torch.cat([self(name, (outputs,)) for name, outputs in named.items()]), packed=packed)
+        return Matmul(weight, self._joined(named), packed=packed)
 
     def layer(self, index: int, packed: bool) -> Layer:
         """The weights of one layer."""
