@@ -1,5 +1,7 @@
 """45: a draft model's cache is of another kind, a quantised one say, and its trim quietly does nothing."""
 
+from typing import Any
+
 import pytest
 
 from outpace.decoding.generate import generate
@@ -20,7 +22,10 @@ class Stub(Watched):
         super().__init__(target)
         self.can_rewind = self.says
 
-    def rewind(self, state: object, lengths: list[int]) -> None:
+    def open(self, slots: int, positions: int) -> Any:
+        return super().open(slots, 4 * positions)
+
+    def rewind(self, state: Any, lengths: list[int]) -> None:
         pass
 
 

@@ -63,7 +63,9 @@ def test_planted_fault(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     else:
         chain = torch.arange(9).expand(9, -1)
         monkeypatch.setattr(
-            Cache, "keep", lambda self, path, counts: kept(self, chain[: len(path)], [n + (n < 2) for n in counts])
+            Cache,  # one rejected draft at the start of the text, so that the room lasts
+            "keep",
+            lambda self, path, counts: kept(self, chain[: len(path)], [n + (self.lengths[0] < 4) for n in counts]),
         )
     with must_fail():
         case(lively(max_position_embeddings=CONTEXT))

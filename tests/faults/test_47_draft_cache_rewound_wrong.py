@@ -8,7 +8,7 @@ from torch import Tensor
 
 from outpace.decoding.loop import Request, decode
 from outpace.decoding.turn import Turn
-from outpace.drafters.small import Small, SmallState
+from outpace.drafters.small import Small
 from outpace.models.target import Scores
 from outpace.models.transformer import Transformer
 from outpace.verification.tree import DraftTree
@@ -53,14 +53,10 @@ def test_a_self_draft_is_accepted_after_rejections(tiny: Transformer) -> None:
 
 @pytest.mark.parametrize("fault", ["one too many", "rejected rows stay"])
 def test_planted_fault(fault: str, tiny: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = Small.commit
+    def rewind(self: Erring, state: Any, lengths: list[int]) -> None:
+        if fault == "one too many":
+            state.lengths[:] = [length - 1 for length in lengths]
 
-    def commit(self: Small, state: SmallState, emitted: list[list[int]], features: None) -> None:
-        before = list(state.cache.lengths)
-        honest(self, state, emitted, features)
-        short = [length - 1 for length in state.cache.lengths]
-        state.cache.lengths[:] = short if fault == "one too many" else before
-
-    monkeypatch.setattr(Small, "commit", commit)
+    monkeypatch.setattr(Erring, "rewind", rewind)
     with must_fail():
         case(tiny)

@@ -35,9 +35,7 @@ def case(target: Transformer) -> None:
             own = turn.proposal.draft_logits
             if own is not None:
                 for row, count in enumerate(counts):
-                    torch.testing.assert_close(
-                        own[row, :count], turn.scores.logits[row, :count], atol=1e-4, rtol=0
-                    )
+                    torch.testing.assert_close(own[row, :count], turn.scores.logits[row, :count], atol=1e-4, rtol=0)
 
         texts: list[list[int]] = [[] for _ in PROMPTS]
         requests = [Request(prompt, max_new_tokens=NEW) for prompt in PROMPTS]

@@ -20,9 +20,13 @@ from outpace.verification.probabilities import Sampling, batch_probability_rows,
 
 @dataclass
 class SmallState:
-    """A batch: ``known`` are the tokens of each text, ``read`` those that the drafter's cache holds."""
+    """A batch: ``known`` are the tokens of each text, ``read`` those that the drafter's cache holds.
+
+    ``positions`` is how many tokens the cache has room for in a row.
+    """
 
     cache: State
+    positions: int
     known: list[list[int]] = field(default_factory=list)
     read: list[list[int]] = field(default_factory=list)
 
@@ -56,8 +60,9 @@ class Small:
         self.eos_ids = frozenset(target.eos_ids)
 
     def open(self, slots: int, positions: int) -> SmallState:
-        """An empty batch, with room for two tokens in flight behind every text: what one forward reads at most."""
-        return SmallState(self.model.open(slots, min(positions, self.model.max_positions) + 2))
+        """An empty batch, with room for two tokens in flight behind every text: what a turn mostly reads at once."""
+        room = min(positions, self.model.max_positions) + 2
+        return SmallState(self.model.open(slots, room), room)
 
     def admit(self, state: DraftState, prompts: list[list[int]], features: list[Features] | None) -> None:
         """Read new prompts, as far as the model's own context reaches."""
@@ -130,23 +135,31 @@ class Small:
         return max(0, min(limit, room))
 
     def _advance(self, own: SmallState, drafts: list[list[int]], going: list[bool]) -> Float[Tensor, "batch vocab"]:
-        """Read every going row's unread tokens (after a full acceptance there are two); logits after the last one.
+        """Read every going row's unread tokens; logits after the last one.
 
-        A row that rests reads its last token once more: that changes nothing and needs no position beyond its own.
+        After a full acceptance there are two, after turns without a draft more; as many are read at once as the
+        longest row has room for. A row that rests, or has nothing left to read, reads its last token once more: that
+        changes nothing and needs no position beyond its own.
         """
-        fed = [
-            (known + draft)[len(read) :] if go else read[-1:]
+        texts = [
+            (known + draft if go else read)
             for known, draft, read, go in zip(own.known, drafts, own.read, going, strict=True)
         ]
-        if not all(going):
-            self.model.rewind(own.cache, [len(read) - (not go) for read, go in zip(own.read, going, strict=True)])
-        tree = chains([tokens[1:] for tokens in fed])
-        logits = self.model.score(own.cache, torch.tensor([tokens[0] for tokens in fed]), tree).logits
-        path = torch.arange(tree.tokens.shape[1]).expand(len(fed), -1)
-        self.model.keep(own.cache, path, [len(tokens) - 1 for tokens in fed])
-        for read, tokens, go in zip(own.read, fed, going, strict=True):
-            read += tokens if go else []
-        return logits[torch.arange(len(fed)), torch.tensor([len(tokens) - 1 for tokens in fed])]
+        while True:
+            width = own.positions - max(map(len, own.read))
+            unread = [text[len(read) :][:width] for text, read in zip(texts, own.read, strict=True)]
+            fed = [tokens or read[-1:] for tokens, read in zip(unread, own.read, strict=True)]
+            if not all(unread):
+                starts = [len(read) - (not tokens) for read, tokens in zip(own.read, unread, strict=True)]
+                self.model.rewind(own.cache, starts)
+            tree = chains([tokens[1:] for tokens in fed])
+            logits = self.model.score(own.cache, torch.tensor([tokens[0] for tokens in fed]), tree).logits
+            path = torch.arange(tree.tokens.shape[1]).expand(len(fed), -1)
+            self.model.keep(own.cache, path, [len(tokens) - 1 for tokens in fed])
+            for read, tokens in zip(own.read, unread, strict=True):
+                read += tokens
+            if all(len(read) >= len(text) for read, text in zip(own.read, texts, strict=True)):
+                return logits[torch.arange(len(fed)), torch.tensor([len(tokens) - 1 for tokens in fed])]
 
 
 def _own(state: DraftState) -> SmallState:
