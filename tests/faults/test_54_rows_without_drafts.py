@@ -22,7 +22,7 @@ def case(target: Transformer) -> None:
     texts = [[*prompt, *reference(target, prompt, NEW + 9)] for prompt in PROMPTS]
     for shift in range(3):
         sizes = {PROMPTS[row]: DRAFTS[(row + shift) % 3] for row in range(3)}
-        said = right_then_wrong(texts, [[1], [5], [0], [5]][:3])
+        said = right_then_wrong(texts, [[1], [5], [0]])
         guesser = Scripted(
             lambda row, limit, said=said, sizes=sizes: said(row, min(limit, sizes[tuple(row.prompt)])), taps=(0,)
         )

@@ -17,7 +17,10 @@ PROMPT, NEW = (5, 6, 7), 24
 
 
 def case(target_dtype: torch.dtype, draft_dtype: torch.dtype) -> None:
-    """Sampled, seeded and greedy: it runs, drafts are accepted, and their law is exact in fp32 at least."""
+    """Sampled, seeded and greedy: it runs, drafts are accepted, and their law is exact in fp32 at least.
+
+    False alarm of the unseeded part: at most 2 of some 20 drafts accepted, each with 0.9 or more: below 1e-9.
+    """
     target, draft = tiny_transformer(seed=3, dtype=target_dtype), tiny_transformer(seed=3, dtype=draft_dtype)
     accepted = [0]
 

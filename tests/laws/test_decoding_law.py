@@ -7,6 +7,7 @@ a false-alarm probability of 1e-9; runs with a seed are the same every time.
 from collections.abc import Iterator
 from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 from scipy.stats import chi2
@@ -23,6 +24,17 @@ from outpace.verification.coins import Keys, stream_key, uniforms
 from outpace.verification.probabilities import Sampling, probability_rows
 
 ALARM = 1e-9
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unchecked() -> Iterator[None]:
+    """Axes are checked by every other test; here the checks of small functions would be most of the time."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)
+
+
 LENGTH = 4
 
 

@@ -34,7 +34,8 @@ def entries(tokens: torch.Tensor, layer: int) -> torch.Tensor:
 def write(cache: Cache, rows: range, starts: list[int], tokens: torch.Tensor) -> None:
     places = cache.places(rows, starts, tokens.shape[1])
     for layer in range(LAYERS):
-        cache.write(layer, places, entries(tokens, layer), -entries(tokens, layer))
+        new = entries(tokens, layer)
+        cache.write(layer, places, torch.cat((new, -new), 2))
 
 
 def poison(cache: Cache) -> None:
@@ -113,7 +114,7 @@ class AgainstLists(RuleBasedStateMachine):
         assert self.cache.lengths == [len(text) for text in self.texts]
         for layer in range(LAYERS):
             for row, text in enumerate(self.texts):
-                keys, values = self.cache.read(layer, range(row, row + 1), len(text))
+                keys, values = self.cache.read(range(row, row + 1), len(text))[layer]
                 expected = entries(torch.tensor(text, dtype=torch.float32), layer).transpose(0, 1)
                 assert torch.equal(keys[0], expected)
                 assert torch.equal(values[0], -expected)

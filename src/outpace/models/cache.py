@@ -13,12 +13,15 @@ from outpace.errors import UsageError
 Places = tuple[Int[Tensor, "batch 1"], Int[Tensor, "batch time"]]
 """Rows and positions of tokens in a cache, as an index."""
 
+KeysValues = tuple[Float[Tensor, "batch kv_heads context width"], Float[Tensor, "batch kv_heads context width"]]
+
 
 class Cache:
-    """Keys and values of every layer, ``[layers, slots, heads, positions, width]``, and one length a row.
+    """Keys and values of every layer, ``[layers, slots, heads, positions, width]`` each, and one length a row.
 
-    The active rows are slots ``0 .. len(lengths) - 1``. Nothing is ever copied but accepted tree paths and rows that
-    move into a freed slot.
+    Both lie in one tensor, keys before values along its heads, so that a layer writes them in one operation. The active
+    rows are slots ``0 .. len(lengths) - 1``. Nothing is ever copied but accepted tree paths and rows that move into a
+    freed slot.
 
     Args:
         layers, slots, heads, positions, width: the room to allocate; ``positions`` counts drafts in flight too.
@@ -37,8 +40,8 @@ class Cache:
         device: torch.device,
     ) -> None:
         # Zeros and not empty memory: a masked entry weighs 0, and 0 times a stray NaN is NaN.
-        self.keys = torch.zeros(layers, slots, heads, positions, width, dtype=dtype, device=device)
-        self.values = torch.zeros_like(self.keys)
+        self.entries = torch.zeros(layers, slots, 2 * heads, positions, width, dtype=dtype, device=device)
+        self.keys, self.values = self.entries.chunk(2, dim=2)
         self.lengths: list[int] = []
 
     @property
@@ -85,24 +88,15 @@ class Cache:
         behind = torch.tensor(starts, dtype=torch.int64, device=device)[:, None] + torch.arange(time, device=device)
         return torch.arange(rows.start, rows.stop, device=device)[:, None], behind
 
-    def write(
-        self,
-        layer: int,
-        places: Places,
-        keys: Float[Tensor, "batch time heads width"],
-        values: Float[Tensor, "batch time heads width"],
-    ) -> None:
-        """Put keys and values of one layer at their places; lengths stay as they are."""
+    def write(self, layer: int, places: Places, entries: Float[Tensor, "batch time both_heads width"]) -> None:
+        """Put one layer's keys, and behind them its values, at their places; lengths stay as they are."""
         rows, behind = places
-        self.keys[layer][rows, :, behind] = keys
-        self.values[layer][rows, :, behind] = values
+        self.entries[layer][rows, :, behind] = entries
 
-    def read(
-        self, layer: int, rows: range, length: int
-    ) -> tuple[Float[Tensor, "batch heads time width"], Float[Tensor, "batch heads time width"]]:
-        """Views of the first ``length`` positions of these rows."""
-        at = (slice(rows.start, rows.stop), slice(None), slice(0, length))
-        return self.keys[layer][at], self.values[layer][at]
+    def read(self, rows: range, length: int) -> list[KeysValues]:
+        """Views of the first ``length`` positions of these rows, keys and values for each layer."""
+        at = (slice(None), slice(rows.start, rows.stop), slice(None), slice(0, length))
+        return list(zip(self.keys[at].unbind(), self.values[at].unbind(), strict=True))
 
     def keep(self, path: Int[Tensor, "batch depth"], num_accepted: list[int]) -> None:
         """Keep the root and the accepted path of the tree written behind each length; forget its other nodes.
@@ -114,8 +108,7 @@ class Cache:
             kept = nodes[:count]
             if kept != list(range(count)):  # a chain, and a first branch, lie in order already
                 source = torch.tensor([start + node for node in kept], device=self.keys.device)
-                for store in (self.keys, self.values):
-                    store[:, row, :, start : start + count] = store[:, row].index_select(2, source)
+                self.entries[:, row, :, start : start + count] = self.entries[:, row].index_select(2, source)
             self.lengths[row] = start + count
 
     def rewind(self, lengths: list[int]) -> None:
@@ -135,7 +128,6 @@ class Cache:
         if rows != list(range(len(rows))):
             index = torch.tensor(rows, device=self.keys.device)
             used = max(lengths, default=0)
-            for store in (self.keys, self.values):
-                for layer in store:  # one layer at a time: the copy in flight stays small
-                    layer[: len(rows), :, :used] = layer[:, :, :used].index_select(0, index)
+            for layer in self.entries:  # one layer at a time: the copy in flight stays small
+                layer[: len(rows), :, :used] = layer[:, :, :used].index_select(0, index)
         self.lengths = lengths

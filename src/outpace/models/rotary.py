@@ -76,8 +76,8 @@ class Rotary:
 
 def rotate(
     states: Float[Tensor, "batch time heads width"],
-    cos: Float[Tensor, "batch time 1 width"],
-    sin: Float[Tensor, "batch time 1 width"],
+    cos: Float[Tensor, "batch time #heads width"],
+    sin: Float[Tensor, "batch time #heads width"],
 ) -> Float[Tensor, "batch time heads width"]:
     """Turn every pair ``(x_i, x_{i + width/2})`` by its angle; ``sin`` carries the sign of the first half."""
     return torch.addcmul(states * cos, states.roll(states.shape[-1] // 2, -1), sin)

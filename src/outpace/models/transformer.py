@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from outpace.errors import WeightsError
-from outpace.models.cache import Cache, Places
+from outpace.models.cache import Cache, KeysValues, Places
 from outpace.models.matmul import Matmul, packing_pays
 from outpace.models.rotary import Rotary, rotate
 from outpace.models.shape import Shape
@@ -44,11 +44,10 @@ class _Shared:
     """What all layers of one forward have in common: where to write and read, and the rotation."""
 
     cache: Cache
-    rows: range
-    context: int
     places: Places
-    cos: Float[Tensor, "batch time 1 width"]
-    sin: Float[Tensor, "batch time 1 width"]
+    contexts: list[KeysValues]
+    cos: Float[Tensor, "batch time heads width"]
+    sin: Float[Tensor, "batch time heads width"]
 
 
 class Transformer:
@@ -171,8 +170,12 @@ class Transformer:
     ) -> tuple[Float[Tensor, "batch time hidden"], Float[Tensor, "batch time taps hidden"]]:
         """Run ``ids`` behind ``starts``; the last normed states, and those at the taps."""
         shape, eps = self.shape, self.shape.norm_eps
-        cos, sin = self.rotary.at(places, self.dtype)
-        shared = _Shared(cache, rows, max(starts) + ids.shape[1], cache.places(rows, starts, ids.shape[1]), cos, sin)
+        shared = _Shared(
+            cache,
+            cache.places(rows, starts, ids.shape[1]),
+            cache.read(rows, max(starts) + ids.shape[1]),
+            *self._turns(places),
+        )
         masks = self._masks(visible, places, starts)
         hidden = functional.embedding(ids, self.embeddings)
         seen: dict[Tap, Tensor] = {0: hidden}
@@ -201,20 +204,30 @@ class Transformer:
         batch, time = normed.shape[:2]
         heads, groups, width = shape.heads, shape.kv_heads, shape.head_width
         mixed = layer.query_key_value(normed).view(batch, time, heads + 2 * groups, width)
-        values = mixed[:, :, heads + groups :]
         if layer.query_norm is not None and layer.key_norm is not None:
             queries = functional.rms_norm(mixed[:, :, :heads], (width,), layer.query_norm, shape.norm_eps)
-            keys = functional.rms_norm(mixed[:, :, heads : heads + groups], (width,), layer.key_norm, shape.norm_eps)
-            turned = rotate(torch.cat((queries, keys), 2), shared.cos, shared.sin)
-        else:
-            turned = rotate(mixed[:, :, : heads + groups], shared.cos, shared.sin)
-        shared.cache.write(index, shared.places, turned[:, :, heads:], values)
-        all_keys, all_values = shared.cache.read(index, shared.rows, shared.context)
+            keys = functional.rms_norm(mixed[:, :, heads:-groups], (width,), layer.key_norm, shape.norm_eps)
+            mixed = torch.cat((queries, keys, mixed[:, :, -groups:]), 2)
+        turned = rotate(mixed, shared.cos, shared.sin)
+        shared.cache.write(index, shared.places, turned[:, :, heads:])
+        all_keys, all_values = shared.contexts[index]
         stacked = turned[:, :, :heads].reshape(batch, time, groups, heads // groups, width).permute(0, 2, 3, 1, 4)
         out = functional.scaled_dot_product_attention(
             stacked.reshape(batch, groups, -1, width), all_keys, all_values, attn_mask=mask
         )
         return out.view(batch, groups, heads // groups, time, width).permute(0, 3, 1, 2, 4).reshape(batch, time, -1)
+
+    def _turns(
+        self, places: Int[Tensor, "batch time"]
+    ) -> tuple[Float[Tensor, "batch time heads width"], Float[Tensor, "batch time heads width"]]:
+        """Cosine and signed sine for every head of the fused projection; values are turned by nothing."""
+        still = self.shape.kv_heads
+        turning = self.shape.heads + still
+        cos, sin = self.rotary.at(places, self.dtype)
+        return (
+            torch.cat((cos.expand(-1, -1, turning, -1), torch.ones_like(cos).expand(-1, -1, still, -1)), 2),
+            torch.cat((sin.expand(-1, -1, turning, -1), torch.zeros_like(sin).expand(-1, -1, still, -1)), 2),
+        )
 
     def _masks(
         self,
