@@ -1,10 +1,13 @@
 """What every test may ask for."""
 
+import gc
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 from hypothesis import settings
@@ -24,6 +27,20 @@ settings.load_profile("outpace")
 def threads(request: pytest.FixtureRequest) -> None:
     """One thread for toys: on a busy machine two of them wait for each other five times as long as one works."""
     torch.set_num_threads(THREADS if request.node.get_closest_marker("real") else 1)
+
+
+@pytest.fixture(scope="module")
+def unchecked() -> Iterator[None]:
+    """No checks of axes, no garbage collection: for tens of thousands of samples, where both would be most of the time.
+
+    Every other test checks axes.
+    """
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    gc.disable()
+    yield
+    gc.enable()
+    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 @pytest.fixture(scope="session")

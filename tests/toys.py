@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from outpace.drafters.drafter import Features, Proposal, chains
+from outpace.decoding.loop import Request, decode
+from outpace.drafters.drafter import Drafter, Features, Proposal, chains
 from outpace.models.function import FunctionTarget
 from outpace.models.matmul import Matmul
 from outpace.models.target import Scores, State, Tap, Target
@@ -120,6 +121,30 @@ def seeded_reference(target: Target, prompt: tuple[int, ...], new: int, sampling
 def must_fail() -> Any:
     """The check inside has to notice the planted fault."""
     return pytest.raises((AssertionError, pytest.fail.Exception))
+
+
+@dataclass
+class Ended:
+    """What became of one request."""
+
+    ids: list[int] = field(default_factory=list)
+    drafted: list[bool] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    finish: str | None = None
+    stats: Any = None
+
+
+def run(target: Target, drafter: Drafter | None, requests: Sequence[Request], **options: Any) -> list[Ended]:
+    """Decode requests to their ends."""
+    ended = [Ended() for _ in requests]
+    for emission in decode(target, drafter, requests, **options):
+        one = ended[emission.index]
+        assert one.finish is None, "tokens behind the finish"
+        one.ids += emission.ids
+        one.drafted += emission.drafted
+        one.logprobs += emission.logprobs or []
+        one.finish, one.stats = emission.finish, emission.speculation
+    return ended
 
 
 # ---- drafters ------------------------------------------------------------------------------------------------------

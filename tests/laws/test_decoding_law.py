@@ -1,13 +1,14 @@
 """Four tokens through the real generator follow the target's law: drafts, verdicts, coins, caches and turns together.
 
-Target and draft are tables, so that the law is known exactly and every cell of it can be counted. Each chi-square has
-a false-alarm probability of 1e-9; runs with a seed are the same every time.
+Target and draft are tables, so that the law is known exactly and every cell of it can be counted. Five tokens are asked
+for and the last four counted: the first is the prompt's own, and a turn drafts at most one less than is still to come.
+Each chi-square has a false-alarm probability of 1e-9; runs with a seed are the same every time.
 """
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 from scipy.stats import chi2
@@ -19,30 +20,22 @@ from outpace.drafters import small
 from outpace.drafters.drafter import Drafter, Proposal
 from outpace.drafters.lookup import Lookup
 from outpace.drafters.small import Small
-from outpace.models.toy import random_table, table_target
+from outpace.models.toy import random_table, table_target, tiny_transformer
 from outpace.verification.coins import Keys, stream_key, uniforms
 from outpace.verification.probabilities import Sampling, probability_rows
+from toys import next_logits
 
 ALARM = 1e-9
-
-
-@pytest.fixture(scope="module", autouse=True)
-def unchecked() -> Iterator[None]:
-    """Axes are checked by every other test; here the checks of small functions would be most of the time."""
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", before)
-
-
 LENGTH = 4
 
+pytestmark = pytest.mark.usefixtures("unchecked")
 
-def joint(table: Tensor, first: int, length: int, sampling: Sampling) -> Tensor:
-    """The law of the next ``length`` tokens, in order of the numbers they spell."""
+
+def joint(table: Tensor, first: int, sampling: Sampling) -> Tensor:
+    """The law of the second to fifth token behind the first, in order of the numbers they spell."""
     rows = probability_rows(table, sampling)
-    law = rows[first]
-    for _ in range(length - 1):
+    law = rows[first] @ rows
+    for _ in range(LENGTH - 1):
         law = (law[:, None] * rows.repeat(len(law) // len(rows), 1)).flatten()
     return law
 
@@ -65,7 +58,7 @@ def p_value(counts: Tensor, law: Tensor) -> float:
 
 
 def sample(drafter: Drafter | None, table: Tensor, count: int, **options: Any) -> float:
-    """The p-value of so many samples of four tokens behind token 1."""
+    """The p-value of so many samples behind token 1."""
     target = table_target(table)
     temperature = options.pop("temperature", 1.0)
     tokens = speculative_decode(
@@ -74,43 +67,46 @@ def sample(drafter: Drafter | None, table: Tensor, count: int, **options: Any) -
         options.pop("prompt", [1]),
         options.pop("K", 3),
         temperature,
-        max_new_tokens=LENGTH,
+        max_new_tokens=1 + LENGTH,
         num_samples=count,
         batch_size=options.pop("batch_size", count // 2),
         **options,
     )
-    return p_value(counted(tokens, len(table)), joint(table, 1, LENGTH, Sampling(temperature)))
+    return p_value(counted(tokens[:, 1:], len(table)), joint(table, 1, Sampling(temperature)))
 
 
-TABLE, DRAFT = random_table(5, seed=1), random_table(5, seed=2)
+TABLE, DRAFT = random_table(4, seed=1), random_table(4, seed=2)
 
 
 def small_drafter(table: Tensor = DRAFT) -> Small:
     return Small(table_target(table), table_target(TABLE))
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block", "match", "tree-rejection", "traversal"])
-def test_every_rule_keeps_the_law_of_four_tokens(rule: str) -> None:
-    assert sample(small_drafter(), TABLE, 30_000, rule=rule, seed=11) > ALARM
+@pytest.mark.parametrize(
+    ("rule", "count"),
+    [("rejection", 24_000), ("block", 24_000), ("match", 24_000), ("tree-rejection", 6_000), ("traversal", 6_000)],
+)
+def test_every_rule_keeps_the_law_of_four_tokens(rule: str, count: int) -> None:
+    assert sample(small_drafter(), TABLE, count, rule=rule, seed=11) > ALARM
 
 
 def test_the_coupling_keeps_it() -> None:
-    assert sample(small_drafter(), TABLE, 30_000, seed=12) > ALARM
+    assert sample(small_drafter(), TABLE, 24_000, seed=12) > ALARM
 
 
 def test_unseeded_decoding_keeps_it() -> None:
     """Block for a sampled chain, match for lookup; coins are fresh in every run, false alarm 1e-9."""
-    assert sample(small_drafter(), TABLE, 30_000) > ALARM
-    assert sample(Lookup(), TABLE, 20_000, prompt=[1, 4, 2, 3, 1]) > ALARM
+    assert sample(small_drafter(), TABLE, 16_000) > ALARM
+    assert sample(Lookup(), TABLE, 16_000, prompt=[1, 0, 2, 3, 1]) > ALARM
 
 
 @pytest.mark.parametrize(("K", "temperature"), [(0, 1.0), (1, 0.6), (2, 1.7), (5, 1.0)])
 def test_any_length_and_temperature_keeps_it(K: int, temperature: float) -> None:
-    assert sample(small_drafter(), TABLE, 15_000, K=K, temperature=temperature, rule="block", seed=13) > ALARM
+    assert sample(small_drafter(), TABLE, 8_000, K=K, temperature=temperature, rule="block", seed=13) > ALARM
 
 
 def test_one_row_at_a_time_or_refilled_slots_keep_it() -> None:
-    assert sample(small_drafter(), TABLE, 10_000, batch_size=1_000, rule="block", seed=14) > ALARM
+    assert sample(small_drafter(), TABLE, 5_000, batch_size=500, rule="block", seed=14) > ALARM
 
 
 WARPS = [
@@ -120,11 +116,11 @@ WARPS = [
 ]
 
 
-def warped(drafter: Drafter, seeded: bool, count: int = 1_500) -> Iterator[float]:
-    """p-values of two tokens for requests of every sampling, side by side in one batch, one of them greedy."""
+def warped(drafter: Drafter, seeded: bool, count: int = 1_000) -> Iterator[float]:
+    """p-values for requests of every sampling, side by side in one batch, one of them greedy."""
     kinds = [*WARPS, Sampling()]
     requests = [
-        Request([1], kind, max_new_tokens=2, seed=21 if seeded else None, sample=number)
+        Request([1], kind, max_new_tokens=1 + LENGTH, seed=21 if seeded else None, sample=number)
         for number in range(count)
         for kind in kinds
     ]
@@ -132,13 +128,27 @@ def warped(drafter: Drafter, seeded: bool, count: int = 1_500) -> Iterator[float
     for emission in decode(table_target(TABLE), drafter, requests, num_draft_tokens=3):
         rows[emission.index] += emission.ids
     for index, kind in enumerate(kinds):
-        yield p_value(counted(torch.tensor(rows[index :: len(kinds)]), 5), joint(TABLE, 1, 2, kind))
+        yield p_value(counted(torch.tensor(rows[index :: len(kinds)])[:, 1:], len(TABLE)), joint(TABLE, 1, kind))
 
 
 @pytest.mark.parametrize("seeded", [True, False])
 def test_every_warp_in_one_batch(seeded: bool) -> None:
     """Temperature, top-k, top-p and min-p in target and drafter alike. 16 p-values: false alarm 1e-9 in all."""
     assert min(warped(small_drafter(), seeded)) > ALARM / 16
+
+
+@pytest.mark.parametrize("rule", ["block", "match", None])
+def test_models_with_caches_keep_it(rule: str | None) -> None:
+    """Thousands of rows of a tiny transformer, each accepting what it will: the law by reading every text afresh."""
+    target, draft = (tiny_transformer(seed=seed, vocab_size=4, spread=0.5) for seed in (6, 7))
+    law = torch.ones(1)
+    for length in range(1 + LENGTH):
+        texts = [(3, 1, *text) for text in product(range(4), repeat=length)]
+        law = (law[:, None] * torch.stack([next_logits(target, text) for text in texts]).div(1.5).softmax(-1)).flatten()
+    tokens = speculative_decode(
+        target, draft, [3, 1], 3, 1.5, max_new_tokens=1 + LENGTH, num_samples=6_000, batch_size=2_000, rule=rule, seed=5
+    )
+    assert p_value(counted(tokens[:, 1:], 4), law.view(4, -1).sum(0)) > ALARM
 
 
 # ---- what must be noticed --------------------------------------------------------------------------------------------
@@ -157,12 +167,12 @@ class Liar(Small):
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_a_wrong_draft_law_is_noticed(rule: str) -> None:
     liar = Liar(table_target(DRAFT), table_target(TABLE))
-    assert sample(liar, TABLE, 10_000, rule=rule, seed=15) < ALARM
+    assert sample(liar, TABLE, 8_000, rule=rule, seed=15) < ALARM
 
 
 def test_the_rule_that_asks_for_no_draft_law_cannot_be_lied_to() -> None:
     liar = Liar(table_target(DRAFT), table_target(TABLE))
-    assert sample(liar, TABLE, 10_000, rule="match", seed=16) > ALARM
+    assert sample(liar, TABLE, 8_000, rule="match", seed=16) > ALARM
 
 
 def absolute_coins(keys: Keys, purpose: Any, count: int, device: Any = None) -> Tensor:
@@ -176,9 +186,9 @@ def test_coins_keyed_by_absolute_position_are_noticed(monkeypatch: pytest.Monkey
     """Block looks past its own cut; the next turn meets the same coins again, and the law is biased."""
     table, draft = random_table(3, seed=1), random_table(3, seed=2)
     drafter = Small(table_target(draft), table_target(table))
-    assert sample(drafter, table, 10_000, rule="block", seed=17) > ALARM
+    assert sample(drafter, table, 8_000, rule="block", seed=17) > ALARM
     monkeypatch.setattr(Keys, "coins", absolute_coins)
-    assert sample(drafter, table, 10_000, rule="block", seed=17) < ALARM
+    assert sample(drafter, table, 8_000, rule="block", seed=17) < ALARM
 
 
 def test_a_draft_law_without_its_warp_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

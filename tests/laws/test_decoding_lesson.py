@@ -17,6 +17,8 @@ from outpace.verification.probabilities import Sampling, probability_rows
 
 SAMPLES, ALARM = 10_000, 1e-9
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 
 def expected_distance(law: Tensor, count: int) -> float:
     """E[TV] between a law and ``count`` samples of it, by De Moivre's mean deviation of a binomial."""

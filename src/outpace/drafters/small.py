@@ -146,7 +146,7 @@ class Small:
             for known, draft, read, go in zip(own.known, drafts, own.read, going, strict=True)
         ]
         while True:
-            width = own.positions - max(map(len, own.read))
+            width = max(1, own.positions - max(map(len, own.read)))
             unread = [text[len(read) :][:width] for text, read in zip(texts, own.read, strict=True)]
             fed = [tokens or read[-1:] for tokens, read in zip(unread, own.read, strict=True)]
             if not all(unread):
