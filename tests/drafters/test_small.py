@@ -1,6 +1,5 @@
 """A smaller model drafts from its own law, with a cache that is exact whatever became of its drafts."""
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from outpace.models.transformer import Transformer
 from outpace.verification.coins import Keys
 from outpace.verification.probabilities import Sampling, probability_rows
 from outpace.verification.tree import DraftTree
-from toys import Watched, dense_logits, lively, reference
+from toys import Watched, dense_logits, grid, lively, reference
 
 PROMPTS = [(9,), (5, 6, 7), (1, 2, 3, 4, 5, 6, 7)]
 
@@ -109,21 +108,6 @@ def test_drafts_follow_the_law_that_is_reported() -> None:
         torch.testing.assert_close(shares.double(), law, rtol=0, atol=1.5 / count)
         followed = drawn.draft_probs[:, 1]  # the law of the second token is that after the first
         torch.testing.assert_close(followed, probability_rows(table, sampling)[drawn.tree.tokens[:, 0]])
-
-
-@dataclass(frozen=True)
-class Grid(Keys):
-    """Keys whose coins are given."""
-
-    given: Any = field(default=None)
-
-    def coins(self, purpose: Any, count: int, device: Any = None) -> Tensor:
-        return self.given[:, None].expand(-1, count)
-
-
-def grid(count: int) -> Grid:
-    rows = (0,) * count
-    return Grid(rows, rows, (1,) * count, (False,) * count, given=(torch.arange(count).double() + 0.5) / count)
 
 
 def drafted(small: Small, last: list[int], sampling: Sampling, keys: Keys, limit: int = 2) -> Proposal:

@@ -1,4 +1,4 @@
-"""Fault 01: an end of text is accepted in the middle of a block, and the tokens behind it come out too."""
+"""01: an end of text is accepted in the middle of a block, and the tokens behind it come out too."""
 
 from typing import Any
 

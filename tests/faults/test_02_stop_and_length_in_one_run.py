@@ -1,4 +1,4 @@
-"""Fault 02: a stop and the length limit fall into one run, and the limit is looked at first."""
+"""02: a stop and the length limit fall into one run, and the limit is looked at first."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Fault 03: lookup drafts carry the text past max_new_tokens."""
+"""03: lookup drafts carry the text past max_new_tokens."""
 
 from typing import Any
 

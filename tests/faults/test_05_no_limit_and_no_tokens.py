@@ -1,4 +1,4 @@
-"""Fault 05: "no limit" makes the draft length negative, or a limit of zero still emits a token."""
+"""05: "no limit" makes the draft length negative, or a limit of zero still emits a token."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Fault 06: more is drafted than can be used, or the answer depends on K."""
+"""06: more is drafted than can be used, or the answer depends on K."""
 
 import pytest
 

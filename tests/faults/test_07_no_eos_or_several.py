@@ -1,4 +1,4 @@
-"""Fault 07: a text without an end token, or with several, of which the second falls into a block."""
+"""07: a text without an end token, or with several, of which the second falls into a block."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Fault 08: a stop string that lies in two runs, or ends within one, is missed, or its beginning is shown."""
+"""08: a stop string that lies in two runs, or ends within one, is missed, or its beginning is shown."""
 
 from collections.abc import Sequence
 from pathlib import Path

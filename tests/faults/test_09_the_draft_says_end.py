@@ -1,4 +1,4 @@
-"""Fault 09: the drafter guesses an end of text, and the text ends; or it goes on drafting behind its own end."""
+"""09: the drafter guesses an end of text, and the text ends; or it goes on drafting behind its own end."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Fault 11: the block that is verified runs past the end of the context."""
+"""11: the block that is verified runs past the end of the context."""
 
 import pytest
 

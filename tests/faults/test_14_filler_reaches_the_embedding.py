@@ -1,4 +1,4 @@
-"""Fault 14: rows draft different numbers of tokens, and the filler between them is read as a token."""
+"""14: rows draft different numbers of tokens, and the filler between them is read as a token."""
 
 import pytest
 import torch

@@ -98,6 +98,21 @@ def test_a_chain_is_read_once() -> None:
     assert [shape[0] for shape in shapes] == [2, 2, 6]
 
 
+def test_a_ragged_batch_is_read_to_its_last_node_only() -> None:
+    """The longest text has the shortest draft: nothing is read beyond them, where a table of positions may end."""
+    table, places = torch.randn(2, 8, 8, generator=torch.Generator().manual_seed(0))
+    target = FunctionTarget(lambda ids: table[ids] + places[: ids.shape[1]], 8, max_positions=8)
+    state = target.open(2, 8)
+    target.prefill(state, torch.tensor([[1, 2, 3, 4, 5, 6, 7], [1, 0, 0, 0, 0, 0, 0]]), [7, 1])
+    for tree in (
+        DraftTree.from_lists([([], []), ([3, 4, 5, 6], [-1, 0, 1, 2])]),
+        DraftTree.from_lists([([], []), ([3, 4, 5, 6], [-1, -1, 0, 1])]),
+    ):
+        logits = target.score(state, torch.tensor([0, 2]), tree).logits
+        assert_close(logits[0, 0], table[0] + places[7])
+        assert_close(logits[1, 1:], table[torch.tensor([3, 4, 5, 6])] + places[1 + tree.depths()[1]])
+
+
 def test_refusals() -> None:
     target = FunctionTarget(lambda ids: torch.zeros(*ids.shape, 5), 5)
     state = target.open(1, 8)

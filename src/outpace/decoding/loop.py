@@ -188,7 +188,7 @@ def _decode(
             rows += fresh
             yield from _emit(turn, fresh, drafter, rule, logprobs, observer)
         else:
-            limits = [_room(target, row, depth) for row in rows]
+            limits = [_room(row, depth) for row in rows]
             turn = take_turn(batch, limits)
             yield from _emit(turn, rows, drafter, rule, logprobs, observer)
         if any(row.finish for row in rows):
@@ -291,10 +291,9 @@ def _limit(target: Target, request: Request) -> int:
     return room if request.max_new_tokens is None else min(request.max_new_tokens, room)
 
 
-def _room(target: Target, row: _Row, depth: int) -> int:
-    """Drafts that can still be used: the turn emits one token of its own, and no node may leave the context."""
-    known = len(row.request.ids) + len(row.new)
-    return max(0, min(depth, row.limit - len(row.new) - 1, target.max_positions - known))
+def _room(row: _Row, depth: int) -> int:
+    """Drafts that can still be used: the turn emits one token of its own. The limit lies within the context already."""
+    return max(0, min(depth, row.limit - len(row.new) - 1))
 
 
 def _check(

@@ -98,6 +98,7 @@ class FunctionTarget:
         seen[:, 1:] = tree.ancestor_mask()
         places = (starts[:, None] + depths)[:, None].expand(batch, rows, nodes).where(seen, longest + nodes)
         written.scatter_(2, places, tokens[:, None].expand(batch, rows, nodes))
+        written = written[:, :, : int(ends.max()) + 1]  # in a ragged batch the rest may lie beyond the context
         if tree.is_chain:  # one text holds them all
             deepest = written[torch.arange(batch), tree.num_nodes]
             logits = self.logits_of(deepest)
