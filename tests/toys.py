@@ -122,7 +122,7 @@ def seeded_reference(target: Target, prompt: tuple[int, ...], new: int, sampling
 def must_fail() -> Any:
     """The check inside has to notice the planted fault."""
     # A case that merely hangs has noticed nothing: pytest-timeout fails it with this word.
-    return pytest.raises((AssertionError, pytest.fail.Exception), match="^(?!Timeout)")
+    return pytest.raises((AssertionError, pytest.fail.Exception), match=r"^(?!Timeout)")
 
 
 @dataclass

@@ -1,5 +1,7 @@
 """A seeded text is the plain seeded text, whatever drafts, however many, in whatever company."""
 
+import warnings
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +14,7 @@ from outpace.drafters.lookup import Lookup
 from outpace.drafters.small import Small
 from outpace.models.transformer import Transformer
 from outpace.verification.probabilities import Sampling
-from toys import Scripted, lively, reference, right_then_wrong, seeded_reference
+from toys import Scripted, lively, reference, right_then_wrong, run, seeded_reference
 
 WARM = Sampling(0.8)
 SAMPLINGS = [WARM, Sampling(1.3, top_k=5), Sampling(1.0, top_p=0.8), Sampling(1.0, 9, 0.9, 0.05)]
@@ -91,6 +93,21 @@ def test_a_named_rule_wins_and_the_seed_makes_it_reproducible(
     assert first.token_ids == second.token_ids
     assert first.stats.speculation.rule == rule
     assert generate(tiny, guesser, [1, 2, 3], **(options | {"seed": 5})).token_ids != first.token_ids
+
+
+@pytest.mark.parametrize("rule", ["match", "rejection", "block", "tree-rejection", "traversal"])
+def test_a_named_rule_and_its_seed_do_not_mind_the_company(rule: str, tiny: Transformer) -> None:
+    """A neighbour with a longer draft makes the batch wider, and moves nobody's coins."""
+    models = [lively(seed=4), lively(seed=4, max_position_embeddings=10)]  # the second stops drafting early
+    for model in models:
+        guesser = Small(model, tiny)
+        requests = [Request(prompt, Sampling(1.2), 9, seed=seed) for seed, prompt in enumerate(PROMPTS[:2])]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            alone = [run(tiny, guesser, [request], rule=rule, num_draft_tokens=5)[0].ids for request in requests]
+            for slots in (1, 2):
+                together = run(tiny, guesser, requests, rule=rule, num_draft_tokens=5, slots=slots)
+                assert [row.ids for row in together] == alone
 
 
 def test_without_a_seed_the_best_rule_that_fits_is_in_force(tiny: Transformer) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from outpace.decoding.generate import Result, generate
+from outpace.decoding.turn import verdict_coins
 from outpace.drafters.drafter import Drafter
 from outpace.drafters.lookup import Lookup
 from outpace.drafters.small import Small
@@ -85,7 +86,7 @@ def test_the_numbers_are_the_models(tmp_path: Path, tiny: Transformer, tiny_draf
             assert node["target_prob"] == pytest.approx(float(rows[place].softmax(-1)[node["token"]]), abs=1e-5)
             assert node["draft_prob"] == pytest.approx(float(laws[place, node["token"]]), abs=1e-5)
         keys = Keys((record["seed"],), (0,), (record["start"],), (False,))
-        assert keys.coins("verdict", len(record["coins"]))[0].tolist() == record["coins"]
+        assert verdict_coins("block", keys, len(tokens) + 1)[0].tolist() == record["coins"]
         text += [tokens[node] for node in record["verdict"]["path"]] + [record["verdict"]["next_token"]]
 
 

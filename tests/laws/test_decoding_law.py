@@ -90,6 +90,11 @@ def test_every_rule_keeps_the_law_of_four_tokens(rule: str, count: int) -> None:
     assert sample(small_drafter(), TABLE, count, rule=rule, seed=11) > ALARM
 
 
+@pytest.mark.parametrize("rule", ["rejection", "block", "traversal"])
+def test_every_rule_keeps_it_with_drafts_that_have_no_law(rule: str) -> None:
+    assert sample(Lookup(), TABLE, 5_000, prompt=[1, 0, 2, 3, 1], rule=rule, seed=18) > ALARM
+
+
 def test_the_coupling_keeps_it() -> None:
     assert sample(small_drafter(), TABLE, 24_000, seed=12) > ALARM
 

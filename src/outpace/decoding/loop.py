@@ -172,6 +172,7 @@ def _decode(
     if not waiting:
         return
     slots = min(slots or len(waiting), len(waiting))
+    depth = min(depth, max(row.limit for row in waiting))  # more than that is never drafted
     positions = max(len(row.request.ids) + row.limit for row in waiting) + depth
     batch = Batch(
         target=target,

@@ -6,9 +6,9 @@ Header: ``format_version, versions, target {name, fingerprint, vocab_size}, draf
 ``request, start`` (absolute position of the turn's first token), ``last`` (the token before it), ``num_draft_tokens``,
 ``nodes`` (parent, token, draft_prob, target_prob), ``target`` (a row for the root and every node: the 16 largest raw
 logits by id, and the log-sum-exp of all), ``draft`` (the same up to the last row that has children), ``verdict`` (path,
-next_token, rule, lossless), ``seed``, ``coins`` and ``seconds``. ``draft_prob`` is of the law drawn from, 1 for a
-deterministic child; ``target_prob`` of the target's raw logits. What a turn emitted behind the stop is in its record
-too.
+next_token, rule, lossless), ``seed``, ``coins`` (as the rule judges by them), ``seconds``. ``draft_prob`` is of the law
+drawn from, 1 for a deterministic child; ``target_prob`` of the target's raw logits. What a turn emitted behind the stop
+is in its record too.
 """
 
 import json
@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from outpace.decoding.loop import Observer, Request
-from outpace.decoding.turn import Turn
+from outpace.decoding.turn import Turn, verdict_coins
 from outpace.drafters.drafter import Drafter
 from outpace.errors import UsageError
 from outpace.models.target import Target
@@ -76,16 +76,13 @@ class Tracer:
     def __call__(self, turn: Turn, indices: list[int]) -> None:
         """Record one turn; ``indices`` are the requests of its rows."""
         trees = turn.proposal.tree.to_lists()
-        coins = turn.keys.coins("verdict", turn.scores.logits.shape[1]).tolist()
-        records = [self._record(turn, row, index, *trees[row], coins[row]) for row, index in enumerate(indices)]
+        records = [self._record(turn, row, index, *trees[row]) for row, index in enumerate(indices)]
         with self.path.open("a" if self.header is None else "w", encoding="utf-8") as file:
             for entry in records if self.header is None else [self.header, *records]:
                 file.write(json.dumps(entry, allow_nan=False) + "\n")
         self.header = None
 
-    def _record(
-        self, turn: Turn, row: int, index: int, tokens: list[int], parents: list[int], coins: list[float]
-    ) -> dict[str, Any]:
+    def _record(self, turn: Turn, row: int, index: int, tokens: list[int], parents: list[int]) -> dict[str, Any]:
         logits = turn.scores.logits[row, : len(tokens) + 1].float()
         probs = torch.softmax(logits, -1)
         nodes = [
@@ -114,7 +111,7 @@ class Tracer:
                 "lossless": turn.verdict.lossless,
             },
             "seed": turn.keys.seeds[row],
-            "coins": coins,
+            "coins": verdict_coins(turn.rules[row], turn.keys.select([row]), len(tokens) + 1)[0].tolist(),
             "seconds": {
                 "draft": turn.draft_s,
                 "verify": turn.verify_s,

@@ -218,12 +218,24 @@ def _judge_alike(
         return follow(tops, proposal.tree, "greedy", True)
     probs = batch_probability_rows(logits, samplings)
     if name != COUPLING:
-        coins = keys.coins("verdict", logits.shape[1], logits.device)
+        coins = verdict_coins(name, keys, logits.shape[1], logits.device)
         return RULES[name].judge(probs, proposal.tree, proposal.draft_probs, coins)
     ids = candidates(probs)
     depths = torch.nn.functional.pad(proposal.tree.depths(), (1, 0))
     noise = keys.noise(depths, ids)
     return follow(race(probs, ids, noise.times, noise.tail_times, noise.tail_coins), proposal.tree, COUPLING, True)
+
+
+def verdict_coins(
+    name: str, keys: Keys, count: int, device: torch.device | None = None
+) -> Float[Tensor, "batch coins"]:
+    """The coins that a rule judges by: a row's own stay the same, however wide the drafts of other rows make the batch.
+
+    The last column draws the next token, except in ``match``, where every column draws: it has coin 0, and node i has
+    coin 1 + i.
+    """
+    coins = keys.coins("verdict", count, device)
+    return coins if name == "match" else coins.roll(-1, 1)
 
 
 def _merge(parts: list[tuple[list[int], Verdict]], batch: int) -> Verdict:
