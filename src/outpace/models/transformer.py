@@ -89,7 +89,7 @@ class Transformer:
         up = take("model.layers.0.mlp.up_proj.weight", (shape.feed_forward, shape.hidden_size))  # to measure with
         self.packed = packing_pays(up) if packed is None else packed
         self.blocks = [take.layer(index, self.packed) for index in range(shape.layers)]
-        self.last_norm = take("model.norm.weight", (shape.hidden_size,))
+        self.last_norm = take.norm("model.norm.weight")
         head = self.embeddings if shape.tied_head else take("lm_head.weight", (shape.vocab_size, shape.hidden_size))
         self.head = Matmul(head, packed=self.packed)
 
@@ -177,19 +177,20 @@ class Transformer:
             *self._turns(places),
         )
         masks = self._masks(visible, places, starts)
-        hidden = functional.embedding(ids, self.embeddings)
+        # The residual stream stays in fp32 or better: a norm computes there anyway, and sixty sums round less.
+        hidden = functional.embedding(ids, self.embeddings).to(self.last_norm.dtype)
         seen: dict[Tap, Tensor] = {0: hidden}
         for index, (layer, window) in enumerate(zip(self.blocks, shape.windows, strict=True)):
-            normed = functional.rms_norm(hidden, (shape.hidden_size,), layer.attention_norm, eps)
+            normed = functional.rms_norm(hidden, (shape.hidden_size,), layer.attention_norm, eps).to(self.dtype)
             hidden = hidden + layer.output(self._attend(layer, index, normed, shared, masks[window]))
-            normed = functional.rms_norm(hidden, (shape.hidden_size,), layer.feed_forward_norm, eps)
+            normed = functional.rms_norm(hidden, (shape.hidden_size,), layer.feed_forward_norm, eps).to(self.dtype)
             gate, up = layer.gate_up(normed).chunk(2, -1)
             hidden = hidden + layer.down(functional.silu(gate) * up)
             if index + 1 in taps:
                 seen[index + 1] = hidden
-        hidden = functional.rms_norm(hidden, (shape.hidden_size,), self.last_norm, eps)
+        hidden = functional.rms_norm(hidden, (shape.hidden_size,), self.last_norm, eps).to(self.dtype)
         seen["last_normed"] = hidden
-        return hidden, torch.stack([seen[tap] for tap in taps], 2) if taps else hidden[:, :, None]
+        return hidden, torch.stack([seen[tap].to(self.dtype) for tap in taps], 2) if taps else hidden[:, :, None]
 
     def _attend(
         self,
@@ -285,6 +286,10 @@ class _Reader:
         """A tensor of our own: one that still lay in the mapped file would keep the whole file in memory."""
         return self._found(name, shape).to(self.device, self.dtype, copy=True)
 
+    def norm(self, name: str) -> Tensor:
+        """The weight of a norm over the residual stream, in the stream's dtype: fp32 or better."""
+        return self(name, (self.shape.hidden_size,)).to(torch.promote_types(self.dtype, torch.float32))
+
     def _found(self, name: str, shape: tuple[int, ...]) -> Tensor:
         found = self.tensors.get(name)
         if found is None:
@@ -313,12 +318,12 @@ class _Reader:
         query, key = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
         projections = {"q_proj": query, "k_proj": key, "v_proj": key}
         return Layer(
-            attention_norm=self(f"{at}.input_layernorm.weight", (hidden,)),
+            attention_norm=self.norm(f"{at}.input_layernorm.weight"),
             query_key_value=self.fused(f"{at}.self_attn", projections, hidden, shape.input_bias, packed),
             query_norm=self(f"{at}.self_attn.q_norm.weight", (shape.head_width,)) if shape.head_norms else None,
             key_norm=self(f"{at}.self_attn.k_norm.weight", (shape.head_width,)) if shape.head_norms else None,
             output=self.fused(f"{at}.self_attn", {"o_proj": hidden}, query, shape.output_bias, packed),
-            feed_forward_norm=self(f"{at}.post_attention_layernorm.weight", (hidden,)),
+            feed_forward_norm=self.norm(f"{at}.post_attention_layernorm.weight"),
             gate_up=self.fused(f"{at}.mlp", {"gate_proj": wide, "up_proj": wide}, hidden, biased, packed),
             down=self.fused(f"{at}.mlp", {"down_proj": hidden}, wide, biased, packed),
         )
