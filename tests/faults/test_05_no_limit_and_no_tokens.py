@@ -8,7 +8,7 @@ from outpace.decoding import loop
 from outpace.decoding.loop import Request
 from outpace.drafters.lookup import Lookup
 from outpace.drafters.small import Small
-from outpace.errors import UsageError
+from outpace.errors import OutpaceError, UsageError
 from outpace.models.toy import random_table, table_target
 from outpace.models.transformer import Transformer
 from toys import lively, must_fail, reference, run
@@ -21,12 +21,11 @@ def case(target: Transformer) -> None:
     whole = reference(target, PROMPT, target.max_positions - len(PROMPT))
     eos = whole[11]
     for drafter in (None, Lookup(), Small(target, target)):
-        stopped, full, none = run(
-            target,
-            drafter,
-            [Request(PROMPT, eos_ids=(eos,)), Request(PROMPT), Request(PROMPT, max_new_tokens=0)],
-            num_draft_tokens=5,
-        )
+        requests = [Request(PROMPT, eos_ids=(eos,)), Request(PROMPT), Request(PROMPT, max_new_tokens=0)]
+        try:
+            stopped, full, none = run(target, drafter, requests, num_draft_tokens=5)
+        except (OutpaceError, RuntimeError) as error:
+            raise AssertionError("no limit, or nothing to do, is no error") from error
         assert stopped.ids == reference(target, PROMPT, 30, (eos,)) and stopped.finish == "stop"
         assert full.ids == whole and full.finish == "length"
         assert none.ids == [] and none.finish == "length" and none.stats.turns == 0
