@@ -43,11 +43,11 @@ def _where(documents: list[dict[str, Any]]) -> str:
         return "Nothing has been measured yet."
     machine, versions = documents[-1]["machine"], documents[-1]["versions"]
     dates = sorted({document["date"][:10] for document in documents})
+    when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
     return (
         f"Measured on {machine['cores']} cores of an {machine['cpu']}, torch {versions['torch']}, "
-        f"transformers {versions['transformers']}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}; intervals are 95 % "
-        "bootstrap intervals over prompts. Protocols and every figure stand in "
-        "[benchmarks/results](benchmarks/results)."
+        f"transformers {versions['transformers']}, {when}; intervals are 95 % bootstrap intervals over prompts. "
+        "Protocols and every figure stand in [benchmarks/results](benchmarks/results)."
     )
 
 
