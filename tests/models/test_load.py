@@ -54,6 +54,11 @@ def test_an_unknown_dtype_is_refused_before_anything_is_read() -> None:
         load_target("no/such-model", dtype="fp16")
 
 
+def test_an_untested_device_is_refused_before_anything_is_read() -> None:
+    with pytest.raises(UnsupportedError, match="device is 'cuda'; allowed: cpu"):
+        load_target("no/such-model", device="cuda")
+
+
 def test_a_family_of_another_lane_is_refused_before_weights_are_read(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(tiny_config() | {"model_type": "gpt2"}))
     with pytest.raises(UnsupportedError, match="the model type is 'gpt2'"):

@@ -6,7 +6,7 @@ Knows nothing of decoding; parses, calls, prints.
 import json
 import sys
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -34,7 +34,7 @@ def generate(
         str, typer.Option(help="Who drafts: lookup, none (plain decoding), or a smaller model of the same family.")
     ] = "lookup",
     dtype: Annotated[str, typer.Option(help="auto (bf16 where it is native), bf16, fp32 or fp64.")] = "auto",
-    device: Annotated[str, typer.Option(help="Where to compute, as torch names it.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Where to compute; others than cpu are refused.")] = "cpu",
     num_draft_tokens: Annotated[str, typer.Option(help="Drafts a turn: a number, or auto.")] = "auto",
     rule: Annotated[str | None, typer.Option(help="An acceptance rule by name; the best that fits by default.")] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
@@ -117,7 +117,7 @@ def _open(target: str, draft: str, dtype: str, device: str) -> tuple[Target, Dra
     return model, drafter
 
 
-def _draft_tokens(given: str) -> Any:
+def _draft_tokens(given: str) -> int | Literal["auto"]:
     if given == "auto":
         return "auto"
     try:

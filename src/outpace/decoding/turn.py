@@ -13,7 +13,7 @@ from torch import Tensor
 
 from outpace.drafters.drafter import Drafter, DraftState, Features, Proposal
 from outpace.errors import NumericsError, UsageError
-from outpace.models.target import Scores, State, Target
+from outpace.models.target import Scores, State, Target, padded
 from outpace.verification.coins import Keys
 from outpace.verification.matching import candidates, follow, race
 from outpace.verification.probabilities import Sampling, argmax, batch_probability_rows
@@ -89,11 +89,8 @@ def first_turn(batch: Batch, prompts: list[list[int]]) -> Turn:
     """
     begin = time.perf_counter()
     new, target = len(prompts), batch.target
-    ids = torch.zeros(new, max(map(len, prompts)), dtype=torch.int64)
-    for row, prompt in enumerate(prompts):
-        ids[row, : len(prompt)] = torch.tensor(prompt)
     taps = batch.drafter.taps if batch.drafter is not None else ()
-    scores = target.prefill(batch.state, ids, [len(prompt) for prompt in prompts], taps)
+    scores = target.prefill(batch.state, padded(prompts, 0), [len(prompt) for prompt in prompts], taps)
     verified = time.perf_counter()
     whole = batch.keys()
     starts = tuple(len(prompt) for prompt in prompts)
@@ -170,7 +167,7 @@ def judge(
     Rows of one rule are judged together. Greedy rows need no probabilities at all.
     """
     if logits.dtype != torch.float64:
-        logits = logits.float()  # once, for all that follows: a maximum of bf16 costs three of fp32
+        logits = logits.float()  # once, for all that follows: even a maximum costs more in bf16
     tops, values = argmax(logits)
     _require_usable(values, proposal.tree, keys)
     rules = tuple(

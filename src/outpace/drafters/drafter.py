@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from outpace.models.target import Tap
+from outpace.models.target import Tap, padded
 from outpace.verification.coins import Keys
 from outpace.verification.matching import candidates, race
 from outpace.verification.probabilities import Sampling, draw
@@ -37,7 +37,7 @@ class Proposal:
 
 @runtime_checkable
 class DraftState(Protocol):
-    """What a drafter remembers of a batch; opened by ``begin``, looked into by its own drafter only."""
+    """What a drafter remembers of a batch; opened by ``open``, looked into by its own drafter only."""
 
 
 @runtime_checkable
@@ -87,9 +87,7 @@ class Drafter(Protocol):
 
 def chains(drafts: list[list[int]]) -> DraftTree:
     """One chain a row, ragged."""
-    width = max(map(len, drafts), default=0)
-    tokens = torch.tensor([[*draft, *[-1] * (width - len(draft))] for draft in drafts], dtype=torch.int64)
-    return DraftTree.chain(tokens.view(len(drafts), width), torch.tensor([len(draft) for draft in drafts]))
+    return DraftTree.chain(padded(drafts, -1), torch.tensor([len(draft) for draft in drafts]))
 
 
 def pick(probs: Float[Tensor, "batch vocab"], keys: Keys, depth: int) -> Int[Tensor, " batch"]:

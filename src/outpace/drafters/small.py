@@ -13,7 +13,7 @@ from torch import Tensor
 
 from outpace.drafters.drafter import DraftState, Features, Proposal, chains, pick
 from outpace.errors import UsageError
-from outpace.models.target import State, Tap, Target
+from outpace.models.target import State, Tap, Target, padded
 from outpace.verification.coins import Keys
 from outpace.verification.probabilities import Sampling, batch_probability_rows, unusable_rows
 
@@ -68,10 +68,7 @@ class Small:
         """Read new prompts, as far as the model's own context reaches."""
         own = _own(state)
         readable = [prompt[: self.model.max_positions] for prompt in prompts]
-        ids = torch.zeros(len(prompts), max(map(len, readable)), dtype=torch.int64)
-        for row, prompt in enumerate(readable):
-            ids[row, : len(prompt)] = torch.tensor(prompt)
-        self.model.prefill(own.cache, ids, [len(prompt) for prompt in readable])
+        self.model.prefill(own.cache, padded(readable, 0), [len(prompt) for prompt in readable])
         own.known += [list(prompt) for prompt in prompts]
         own.read += [list(prompt) for prompt in readable]
 

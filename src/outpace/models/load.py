@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from outpace.errors import UsageError
+from outpace.errors import UnsupportedError, UsageError
 from outpace.models.shape import Shape
 from outpace.models.staging import Progress
 from outpace.models.transformer import Transformer
@@ -26,7 +26,7 @@ def load_target(
     Args:
         name: a folder, a Hugging Face id, or ``smollm2``, the embedded default, pulled when missing.
         dtype: ``auto`` (bf16 where the processor has it natively, else fp32), ``bf16``, ``fp32`` or ``fp64``.
-        device: where to compute, as torch names it.
+        device: where to compute; ``cpu``.
         progress: told of a download as ``(done, total, what)``.
 
     Returns:
@@ -34,11 +34,14 @@ def load_target(
 
     Raises:
         UsageError: the dtype is not one of these.
+        UnsupportedError: the device is not the CPU; nothing has been tested elsewhere.
         WeightsError: the weights cannot be found or read.
         UnsupportedError: the architecture is not one the fast lane knows.
     """
     if dtype != "auto" and dtype not in DTYPES:
         raise UsageError(f"dtype is {dtype!r}; allowed: auto, {', '.join(DTYPES)}")
+    if device != "cpu":
+        raise UnsupportedError(f"device is {device!r}; allowed: cpu", hint="no other device has been tested yet")
     folder = find_weights(str(name), progress=progress)
     config = read_config(folder)
     return Transformer(
@@ -55,13 +58,8 @@ def load_target(
 
 def native_dtype(device: str) -> torch.dtype:
     """bf16 where the processor multiplies it natively, else fp32."""
-    if device.startswith("cuda"):
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
-    if device == "cpu" and torch.cpu._is_avx512_bf16_supported():
-        return torch.bfloat16
-    if device == "cpu" and platform.machine() == "arm64":
-        return torch.bfloat16
-    return torch.float32
+    native = torch.cpu._is_avx512_bf16_supported() or platform.machine() == "arm64"
+    return torch.bfloat16 if device == "cpu" and native else torch.float32
 
 
 def eos_ids(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:

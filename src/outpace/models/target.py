@@ -88,3 +88,10 @@ class Target(Protocol):
     def select(self, state: State, rows: list[int]) -> None:
         """Keep only these batch rows, in this order; their slots are packed to the front."""
         ...
+
+
+def padded(rows: list[list[int]], filler: int) -> Int[Tensor, "rows width"]:
+    """Ragged ids as one tensor, filled up on the right."""
+    width = max(map(len, rows), default=0)
+    filled = [[*row, *[filler] * (width - len(row))] for row in rows]
+    return torch.tensor(filled, dtype=torch.int64).view(len(rows), width)
