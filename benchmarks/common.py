@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
@@ -28,11 +27,15 @@ from rich.table import Table
 
 from outpace.decoding.stats import Speculation
 from outpace.decoding.text import text_of
+from outpace.evaluation import metrics
+from outpace.evaluation.machine import machine
+from outpace.evaluation.metrics import Estimate
+from outpace.evaluation.metrics import median as median  # for the scripts, which know this file alone
+from outpace.evaluation.metrics import median_ratio as median_ratio
 
 REPOSITORY = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 FORMAT_VERSION = 1
-RESAMPLES = 4000
 ALL = "all"
 
 
@@ -96,22 +99,6 @@ def rounded(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def machine() -> dict[str, Any]:
-    """What computed, and how busy it was when the figures were written down."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text("utf-8").splitlines() if info.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {
-        "cpu": names[0] if names else platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "memory_gb": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
-        "bf16": torch.cpu._is_avx512_bf16_supported(),
-        "system": platform.platform(),
-        "load_average": [round(load, 2) for load in os.getloadavg()],
-    }
-
-
 def versions() -> dict[str, str]:
     """Python, the packages that matter, and the commit."""
     found = {"python": platform.python_version()}
@@ -134,20 +121,6 @@ def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -
 
 
 # ---- gates -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A figure and its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        if self.low == self.high == self.value:
-            return f"{self.value:.3g}"
-        return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
 
 
 @dataclass(frozen=True)
@@ -285,46 +258,6 @@ def median_rates(runs: Sequence[Sequence[Run]]) -> NDArray[np.float64]:
     return np.array([statistics.median(run.rate for run in repeats) for repeats in runs])
 
 
-def resampled(count: int) -> NDArray[np.int64]:
-    """Places drawn with replacement, one row a resample: the same for every call with the same count."""
-    return np.random.default_rng(count).integers(count, size=(RESAMPLES, count))
-
-
-Figures = Sequence[float] | NDArray[np.float64]
-
-
-def median_ratio(ours: Figures, theirs: Figures) -> Estimate:
-    """The ratio of medians over questions, with the interval of a paired bootstrap: both sides draw the same ones."""
-    first, second = np.asarray(ours, float), np.asarray(theirs, float)
-    places = resampled(len(first))
-    ratios = np.median(first[places], 1) / np.median(second[places], 1)
-    low, high = np.percentile(ratios, (2.5, 97.5))
-    return Estimate(float(np.median(first) / np.median(second)), float(low), float(high))
-
-
-def median(values: Figures) -> Estimate:
-    """The median over questions, with its bootstrap interval."""
-    array = np.asarray(values, float)
-    low, high = np.percentile(np.median(array[resampled(len(array))], 1), (2.5, 97.5))
-    return Estimate(float(np.median(array)), float(low), float(high))
-
-
 def pooled(speculations: Sequence[Speculation]) -> dict[str, Any]:
     """tau and acceptance over several texts, sums over sums."""
-    turns = sum(one.turns for one in speculations)
-    drafted = sum(one.drafted for one in speculations)
-    emitted = sum((one.tau or 0.0) * one.turns for one in speculations)
-    passed = sum(one.matched for one in speculations)
-    # Matched over acceptance is how many positions were decided; where nothing matched, each draft decided one.
-    drafting = [one for one in speculations if one.drafted]
-    tried = sum(
-        round(one.matched / one.acceptance) if one.acceptance else one.turns - one.plain_turns for one in drafting
-    )
-    return {
-        "tau": emitted / turns if turns else None,
-        "acceptance": passed / tried if tried else None,
-        "turns": turns,
-        "plain_turns": sum(one.plain_turns for one in speculations),
-        "drafted": drafted,
-        "accepted": sum(one.accepted for one in speculations),
-    }
+    return asdict(metrics.pooled(speculations))

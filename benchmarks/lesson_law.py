@@ -32,6 +32,7 @@ from rich.progress import track
 from scipy import stats
 
 from outpace.decoding.generate import speculative_decode
+from outpace.drafters.budget import Budget
 from outpace.drafters.drafter import DraftState, Proposal
 from outpace.drafters.small import Small
 from outpace.models.target import Target
@@ -52,8 +53,8 @@ PROTOCOL = (
 class Liar(Small):
     """Draws from one law and reports another, flatter one: the fault that a wrong temperature makes."""
 
-    def propose(self, state: DraftState, limits: list[int], sampling: list[Sampling], keys: Keys) -> Proposal:
-        honest = super().propose(state, limits, sampling, keys)
+    def propose(self, state: DraftState, budget: Budget, sampling: list[Sampling], keys: Keys) -> Proposal:
+        honest = super().propose(state, budget, sampling, keys)
         if honest.draft_probs is None:
             return honest
         flat = honest.draft_probs.sqrt()

@@ -35,6 +35,7 @@ from rich.progress import track
 from outpace.decoding.loop import Request, decode
 from outpace.decoding.text import TextStream, text_of
 from outpace.decoding.turn import Turn
+from outpace.drafters.budget import Budget, Kind
 from outpace.drafters.drafter import Drafter, DraftState, Features, Proposal, chains
 from outpace.drafters.lookup import Lookup
 from outpace.models.load import load_target
@@ -62,6 +63,7 @@ class Scripted:
 
     name = "scripted"
     taps: tuple[Tap, ...] = ()
+    branchings: frozenset[Kind] = frozenset({"chain"})
 
     def __init__(self, ids: Sequence[int]) -> None:
         self.ids = list(ids)
@@ -74,8 +76,8 @@ class Scripted:
     def admit(self, state: DraftState, prompts: list[list[int]], features: list[Features] | None) -> None:
         self.rows += len(prompts)
 
-    def propose(self, state: DraftState, limits: list[int], sampling: list[Sampling], keys: Keys) -> Proposal:
-        return Proposal(chains([self.ids[:limit] for limit in limits]))
+    def propose(self, state: DraftState, budget: Budget, sampling: list[Sampling], keys: Keys) -> Proposal:
+        return Proposal(chains([self.ids[:depth] for depth in budget.depths]))
 
     def commit(self, state: DraftState, emitted: list[list[int]], features: list[Features] | None) -> None:
         pass

@@ -142,9 +142,13 @@ def answer(
             tokens += len(emission.ids)
             if emission.finish is None:
                 continue
-            record = kept[emission.index].record(answers[emission.index], args.temperature)
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
-            file.flush()
+            one = kept[emission.index]
+            if emission.error is None:
+                record = one.record(answers[emission.index], args.temperature)
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+                file.flush()
+            else:
+                progress.console.print(f"line {one.line + 1}: {emission.error.message}; left out", markup=False)
             progress.update(bar, advance=1, rate=tokens / (time.perf_counter() - begin))
     print(f"{tokens} tokens in {time.perf_counter() - begin:.1f} s", file=sys.stderr)
 

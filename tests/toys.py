@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from outpace.decoding.loop import Request, decode
+from outpace.drafters.budget import Budget, Kind
 from outpace.drafters.drafter import Drafter, Features, Proposal, chains
 from outpace.models.function import FunctionTarget
 from outpace.models.matmul import Matmul
@@ -140,6 +141,8 @@ def run(target: Target, drafter: Drafter | None, requests: Sequence[Request], **
     """Decode requests to their ends."""
     ended = [Ended() for _ in requests]
     for emission in decode(target, drafter, requests, **options):
+        if emission.error is not None:
+            raise emission.error
         one = ended[emission.index]
         assert one.finish is None, "tokens behind the finish"
         one.ids += emission.ids
@@ -221,6 +224,7 @@ class Scripted:
     def __init__(self, script: Script, *, laws: str | None = None, taps: tuple[Tap, ...] = (), vocab: int = VOCAB):
         self.script, self.laws, self.taps, self.vocab = script, laws, taps, vocab
         self.name = "scripted"
+        self.branchings: frozenset[Kind] = frozenset({"chain"})
         self.drafts: list[tuple[ScriptRow, int, list[int]]] = []
         self.rows: list[ScriptRow] = []
 
@@ -234,9 +238,9 @@ class Scripted:
             state.append(row)
             self.rows.append(row)
 
-    def propose(self, state: list[ScriptRow], limits: list[int], sampling: list[Sampling], keys: Keys) -> Proposal:
+    def propose(self, state: list[ScriptRow], budget: Budget, sampling: list[Sampling], keys: Keys) -> Proposal:
         drafts = []
-        for row, limit in zip(state, limits, strict=True):
+        for row, limit in zip(state, budget.depths, strict=True):
             drafts.append(self.script(row, limit)[:limit])
             self.drafts.append((row, limit, drafts[-1]))
             row.turns += 1

@@ -5,7 +5,8 @@ Importing it loads no weights and no optional package.
 
 from importlib.metadata import version
 
-from outpace.decoding.generate import Options, Piece, Result, Stats, generate, speculative_decode, stream
+from outpace.decoding.generate import Piece, Result, Stats, generate, speculative_decode, stream
+from outpace.decoding.options import Options
 from outpace.drafters.drafter import Drafter, Proposal
 from outpace.drafters.load import load_drafter
 from outpace.errors import NumericsError, OutpaceError, UnsupportedError, UsageError, WeightsError

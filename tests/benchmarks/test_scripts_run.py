@@ -70,7 +70,9 @@ def questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["plain_speed", "lookup_speed", "overhead", "batch_speed", "greedy_equality"])
+@pytest.mark.parametrize(
+    "name", ["plain_speed", "lookup_speed", "overhead", "tree_overhead", "batch_speed", "greedy_equality"]
+)
 def test_measuring_runs(name: str, script: Script, tiny: Path, questions: Path, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     assert script(name).main(["--quick", "--target", str(tiny), "--out", str(out)]) == 0

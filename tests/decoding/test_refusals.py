@@ -18,26 +18,39 @@ from toys import Scripted, Watched, lively, spelling
 OPTIONS = [
     ({"num_beams": 4}, r"unknown option 'num_beams'; allowed: temperature, top_k, .*trace"),
     ({"n": 3}, "unknown option 'n'; allowed: "),
-    ({"repetition_penalty": 1.3}, "unknown option 'repetition_penalty'; allowed: "),
+    ({"no_repeat_ngram_size": 3}, "unknown option 'no_repeat_ngram_size'; allowed: "),
     ({"do_sample": True, "best_of": 2}, "unknown option 'best_of'; allowed: "),
-    ({"num_draft_tokens": -1}, r"num_draft_tokens is -1; allowed: auto, 0 \(plain decoding\) or more"),
-    ({"max_new_tokens": -1}, "max_new_tokens is -1; allowed: 0 or more, or None for no limit"),
+    ({"num_draft_tokens": -1}, "num_draft_tokens is -1; allowed: 0 or more, auto"),
+    ({"max_new_tokens": -1}, "max_new_tokens is -1; allowed: 0 or more, None"),
     ({"temperature": -0.5}, r"temperature is -0\.5; allowed: 0 \(greedy\) or any positive number"),
     ({"temperature": float("nan")}, "temperature is nan; allowed"),
     ({"temperature": float("inf")}, "temperature is inf; allowed"),
     ({"top_k": -2}, r"top_k is -2; allowed: 0 \(off\) or a positive count"),
     ({"top_p": 0.0}, r"top_p is 0\.0; allowed: above 0, up to 1"),
     ({"min_p": 1.0}, r"min_p is 1\.0; allowed: 0 \(off\) up to, not including, 1"),
-    ({"rule": "typical"}, "rule is 'typical'; allowed: greedy, match, rejection, block, tree-rejection, traversal"),
+    ({"num_draft_tokens": 2.5}, r"num_draft_tokens is 2\.5; allowed: 0 or more, auto"),
+    ({"num_draft_tokens": "x"}, "num_draft_tokens is 'x'; allowed: 0 or more, auto"),
+    ({"max_new_tokens": "many"}, "max_new_tokens is 'many'; allowed: 0 or more, None"),
+    ({"eos_ids": 5}, "eos_ids is 5; allowed: a list of ids, or None for no such id"),
+    ({"tree": "bush"}, "tree is 'bush'; allowed: chain, top-k:K, top-p:P, sampled:K"),
+    ({"tree": "top-k"}, "tree is 'top-k'; allowed: chain, top-k:K"),
+    ({"tree": "top-k:2.5"}, r"tree is top-k:2\.5; allowed: a whole number of children from 1 on"),
+    ({"tree": "top-p:1.5"}, r"tree is top-p:1\.5; allowed: a mass above 0, up to 1"),
+    ({"tree": "top-k:many"}, "tree is 'top-k:many'; allowed: a number behind the colon"),
+    ({"tree": "top-k:2"}, "tree is top-k:2, and the drafter 'lookup' cannot draft that; allowed: chain"),
+    ({"depth": 0}, "depth is 0; allowed: 1 or more, None"),
+    ({"depth": 3, "num_draft_tokens": 4}, "num_draft_tokens is 4 and depth 3; allowed: equal numbers for a chain"),
+    ({"tree": "top-k:2", "depth": 3, "num_draft_tokens": 2}, "num_draft_tokens is 2 and depth 3; allowed: as many"),
+    ({"rule": "luck"}, "rule is 'luck'; allowed: greedy, match, rejection, block, tree-rejection, traversal"),
     (
         {"rule": "greedy", "temperature": 0.7},
         "the rule is greedy and the temperature above 0; allowed: .*\nhint: leave",
     ),
-    ({"batch_size": 0}, "batch_size is 0; allowed: 1 or more, or None"),
-    ({"logprobs": -1}, "logprobs is -1; allowed: 0 or more, or None"),
+    ({"batch_size": 0}, "batch_size is 0; allowed: 1 or more, None"),
+    ({"logprobs": -1}, "logprobs is -1; allowed: 0 or more, None"),
     ({"stop": ""}, "a stop string is empty; allowed: one character or more"),
     ({"stop": ["END", ""]}, "a stop string is empty"),
-    ({"stop": "END"}, "the target 'tiny-llama' has no tokenizer; allowed: token ids, and no stop strings"),
+    ({"stop": "END"}, "the target 'tiny-llama' has no tokenizer; allowed: token ids, and no strings"),
     ({"trace": "/nowhere/trace.jsonl"}, "the trace cannot be written to /nowhere/trace.jsonl: No such file"),
 ]
 
@@ -83,7 +96,7 @@ def test_requests(tiny: Transformer) -> None:
 
 def test_the_lessons_call(tiny: Transformer) -> None:
     cases: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
-        ((tiny, tiny, [1], -1, 0.0), {}, "num_draft_tokens is -1; allowed: 0"),
+        ((tiny, tiny, [1], -1, 0.0), {}, "K is -1; allowed: 0 or more"),
         ((tiny, tiny, [], 2, 0.0), {}, "prompt 0 is empty"),
         (
             (tiny, tiny, "text", 2, 0.0),
@@ -93,7 +106,7 @@ def test_the_lessons_call(tiny: Transformer) -> None:
         (
             (tiny, lively(seed=5, vocab_size=48), [1], 2, 0.0),
             {},
-            "has a vocabulary of 48, the target .* one of 64; they must",
+            "has a vocabulary of 48, the target .* one of 64; without a tokenizer",
         ),
         ((tiny, tiny, [1], 2, 0.0), {"num_samples": 0}, "num_samples is 0; allowed: 1 or more"),
         ((tiny, tiny, [1], 2, 0.0), {"batch_size": 0}, "batch_size is 0; allowed: 1 or more"),
@@ -124,9 +137,9 @@ def test_a_target_row_that_is_no_law(kind: str, temperature: float, place: int) 
 
     target = FunctionTarget(logits_of, 8)
     guesser = Scripted(lambda row, limit: said[len(row.known) - 1 :].tolist(), vocab=8)
-    words = rf"the target's logits for position {place + 1} of row 0 are no distribution: their largest is {kind}\nhint"
+    words = rf"the target's logits for position {place + 1} are no distribution: their largest is {kind}\nhint"
     with pytest.raises(NumericsError, match=words):
-        generate(target, guesser, [1, 2, 0], temperature=temperature, max_new_tokens=6)
+        generate(target, guesser, [1, 2, 0], temperature=temperature, max_new_tokens=6, num_draft_tokens=4)
 
 
 def test_rows_that_only_forbid_tokens_are_fine() -> None:

@@ -1,6 +1,7 @@
 """A seeded text is the plain seeded text, whatever drafts, however many, in whatever company."""
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -69,7 +70,9 @@ def test_drafter_length_and_company_do_not_matter(
 def test_a_self_draft_under_a_seed_is_always_accepted(tiny: Transformer) -> None:
     """Target and drafter race with the same noise."""
     for sampling in SAMPLINGS:
-        result = generate(tiny, Small(tiny, tiny), [1, 2, 3], max_new_tokens=11, seed=5, **vars(sampling))
+        result = generate(
+            tiny, Small(tiny, tiny), [1, 2, 3], num_draft_tokens=4, max_new_tokens=11, seed=5, **vars(sampling)
+        )
         assert result.stats.speculation.acceptance == 1.0
         assert result.stats.speculation.turns == 2
 
@@ -111,9 +114,10 @@ def test_a_named_rule_and_its_seed_do_not_mind_the_company(rule: str, tiny: Tran
 
 
 def test_without_a_seed_the_best_rule_that_fits_is_in_force(tiny: Transformer) -> None:
+    options: Any = {"num_draft_tokens": 4, "max_new_tokens": 6}
     rules = {
-        kind: generate(tiny, guesser, [1, 2, 3], temperature=1.0, max_new_tokens=6).stats.speculation.rule
+        kind: generate(tiny, guesser, [1, 2, 3], **options, temperature=1.0).stats.speculation.rule
         for kind, guesser in {"lookup": Lookup(), "small": Small(tiny, tiny), "none": None}.items()
     }
     assert rules == {"lookup": "match", "small": "block", "none": "match"}
-    assert generate(tiny, Small(tiny, tiny), [1], seed=3, max_new_tokens=6).stats.speculation.rule == "greedy"
+    assert generate(tiny, Small(tiny, tiny), [1], **options, seed=3).stats.speculation.rule == "greedy"

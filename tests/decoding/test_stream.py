@@ -90,7 +90,10 @@ def test_the_end_of_text_token_stands_in_the_ids_alone(letters: Path) -> None:
         ids = [*said(letters, "ab"), eos, *said(letters, "cd")]
         target = spelling(ids, prompt=1, vocab=LETTER_VOCAB, folder=letters, eos_ids=(eos,))
         *pieces, result = stream(
-            target, Scripted(right_then_wrong([[0, *ids]], [8], LETTER_VOCAB), vocab=LETTER_VOCAB), [0]
+            target,
+            Scripted(right_then_wrong([[0, *ids]], [8], LETTER_VOCAB), vocab=LETTER_VOCAB),
+            [0],
+            num_draft_tokens=4,
         )
         assert isinstance(result, Result)
         assert (result.token_ids, result.text, result.finish_reason) == (ids[:3], "ab", "stop")
@@ -101,7 +104,7 @@ def test_pieces_of_a_batch_come_in_order_and_say_whose_they_are(tiny: Transforme
     prompts = [[9], [5, 6, 7], [1, 2, 3, 4]]
     texts = [[*prompt, *reference(tiny, tuple(prompt), 30)] for prompt in prompts]
     guesser = Scripted(right_then_wrong(texts, [[0], [2], [4]]))
-    *pieces, results = stream(tiny, guesser, prompts, max_new_tokens=9, batch_size=2)
+    *pieces, results = stream(tiny, guesser, prompts, max_new_tokens=9, batch_size=2, num_draft_tokens=4)
     assert isinstance(results, list)
     for index, result in enumerate(results):
         own = [piece for piece in pieces if isinstance(piece, Piece) and piece.index == index]
@@ -118,7 +121,7 @@ def test_pieces_of_a_batch_come_in_order_and_say_whose_they_are(tiny: Transforme
 def test_a_stream_is_as_long_as_it_is_read(tiny: Transformer) -> None:
     """Nothing is decoded ahead of the reader, and a stream that is dropped stops."""
     guesser = Scripted(lambda row, limit: [])
-    pieces = stream(tiny, guesser, [1, 2], max_new_tokens=50)
+    pieces = stream(tiny, guesser, [1, 2], max_new_tokens=50, num_draft_tokens=4)
     assert isinstance(next(iter(pieces)), Piece) and guesser.drafts == []
     next(iter(pieces))
     assert len(guesser.drafts) == 1

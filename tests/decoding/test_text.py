@@ -63,7 +63,7 @@ def test_plain_and_drafted_decoding_read_the_same_ids(raw: bool, chat_letters: P
     read = []
     for guesser in (None, Lookup()):
         watched = Watched(spelling([0, 1, 0, 1, 0, 1], prompt=1, vocab=LETTER_VOCAB, folder=chat_letters))
-        result = generate(watched, guesser, "abab", raw=raw, max_new_tokens=4)
+        result = generate(watched, guesser, "abab", raw=raw, max_new_tokens=4, num_draft_tokens=4)
         assert watched.prefills == [[result.prompt_tokens]]
         read.append(result.prompt_tokens)
     assert read == [4, 4] if raw else [len("[user]abab\n[assistant]")] * 2

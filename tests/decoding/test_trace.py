@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from outpace.decoding.generate import Result, generate
-from outpace.decoding.turn import verdict_coins
+from outpace.decoding.judging import verdict_coins
 from outpace.drafters.drafter import Drafter
 from outpace.drafters.lookup import Lookup
 from outpace.drafters.small import Small
@@ -25,6 +25,7 @@ def refuse(constant: str) -> None:
 
 
 def traced(path: Path, target: Any, guesser: Drafter | None, **options: Any) -> tuple[Any, list[Any], list[Result]]:
+    options = {"num_draft_tokens": 4, **options}
     results = generate(target, guesser, [list(prompt) for prompt in PROMPTS], trace=path, **options)
     header, *records = [json.loads(line, parse_constant=refuse) for line in path.read_text("utf-8").splitlines()]
     return header, records, results

@@ -72,6 +72,7 @@ def test_logprobs_are_the_raw_ones_of_every_token(alternatives: int, temperature
         guesser,
         [list(prompt) for prompt in PROMPTS],
         max_new_tokens=7,
+        num_draft_tokens=4,
         logprobs=alternatives,
         temperature=temperature,
         top_k=20 if temperature else 0,

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outpace.drafters.budget import Budget
 from outpace.drafters.lookup import Lookup
 from outpace.errors import UsageError
 from outpace.verification.coins import Keys
@@ -16,7 +17,7 @@ EOS = 0
 def propose(lookup: Lookup, state: object, limits: list[int]) -> list[list[int]]:
     rows = len(limits)
     keys = Keys((0,) * rows, (0,) * rows, (1,) * rows, (False,) * rows)
-    proposal = lookup.propose(state, limits, [Sampling()] * rows, keys)
+    proposal = lookup.propose(state, Budget.chain(limits), [Sampling()] * rows, keys)
     assert proposal.draft_probs is None and proposal.tree.is_chain
     proposal.tree.validate()
     return [tokens for tokens, _ in proposal.tree.to_lists()]

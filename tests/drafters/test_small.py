@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outpace.decoding.generate import generate
+from outpace.drafters.budget import Budget
 from outpace.drafters.drafter import Proposal
 from outpace.drafters.small import Small, SmallState
 from outpace.errors import UsageError
@@ -46,8 +47,8 @@ class Checked(Small):
                 self.checked += 1
         return logits
 
-    def propose(self, state: Any, limits: list[int], sampling: list[Sampling], keys: Keys) -> Proposal:
-        proposal = super().propose(state, limits, sampling, keys)
+    def propose(self, state: Any, budget: Budget, sampling: list[Sampling], keys: Keys) -> Proposal:
+        proposal = super().propose(state, budget, sampling, keys)
         rows = proposal.tree.to_lists()
         for row, (tokens, _) in enumerate(rows):
             place = self.flips[row % len(self.flips)][self.turn % 7 % len(self.flips[row % len(self.flips)])]
@@ -115,7 +116,7 @@ def drafted(small: Small, last: list[int], sampling: Sampling, keys: Keys, limit
     state = small.open(len(last), 8)
     small.admit(state, [[0]] * len(last), None)
     small.commit(state, [[token] for token in last], None)
-    return small.propose(state, [limit] * len(last), [sampling] * len(last), keys)
+    return small.propose(state, Budget.chain([limit] * len(last)), [sampling] * len(last), keys)
 
 
 def test_greedy_drafts_have_no_law() -> None:
@@ -125,7 +126,7 @@ def test_greedy_drafts_have_no_law() -> None:
     state = small.open(2, 8)
     small.admit(state, [[1], [2]], None)
     small.commit(state, [[3], [4]], None)
-    assert small.propose(state, [2, 2], [Sampling(1.0), Sampling(0.0)], keys).draft_probs is None
+    assert small.propose(state, Budget.chain([2, 2]), [Sampling(1.0), Sampling(0.0)], keys).draft_probs is None
 
 
 def test_it_stops_at_its_end_of_text() -> None:
@@ -147,7 +148,7 @@ def test_a_draft_row_that_is_no_law_is_no_draft(bad: float, options: dict[str, A
     rows = table.clone()
     rows[hit] = bad if bad == float("-inf") else rows[hit].index_fill(0, torch.tensor([2]), bad)
     small = Small(table_target(rows), target)
-    result = generate(target, small, [1], max_new_tokens=24, **options)
+    result = generate(target, small, [1], num_draft_tokens=4, max_new_tokens=24, **options)
     if not options or "seed" in options:
         assert result.token_ids == generate(target, None, [1], max_new_tokens=24, **options).token_ids
     if not options:
@@ -167,9 +168,9 @@ def test_rows_that_rest_are_caught_up(tiny: Transformer) -> None:
     small.admit(state, prompts, None)
     keys = Keys((0, 0), (0, 0), (3, 3), (False, False))
     for step in range(said - 4):
-        small.propose(state, [1, 0] if step % 3 == 2 else [0, 0], [Sampling()] * 2, keys)
+        small.propose(state, Budget.chain([1, 0] if step % 3 == 2 else [0, 0]), [Sampling()] * 2, keys)
         small.commit(state, [texts[0][step : step + 1], texts[1][step : step + 1]], None)
-    proposal = small.propose(state, [3, 3], [Sampling()] * 2, keys)
+    proposal = small.propose(state, Budget.chain([3, 3]), [Sampling()] * 2, keys)
     assert [tokens for tokens, _ in proposal.tree.to_lists()] == [text[said - 4 : -1] for text in texts]
 
 
@@ -181,7 +182,8 @@ def test_a_row_at_its_end_has_room_beside_one_that_catches_up(tiny: Transformer)
     small.admit(state, [long, short], None)
     missed = reference(tiny, tuple(short), 14)
     small.commit(state, [[int(dense_logits(tiny, long)[-1].argmax())], missed[:12]], None)
-    proposal = small.propose(state, [0, 2], [Sampling()] * 2, Keys((0, 0), (0, 0), (3, 3), (False, False)))
+    keys = Keys((0, 0), (0, 0), (3, 3), (False, False))
+    proposal = small.propose(state, Budget.chain([0, 2]), [Sampling()] * 2, keys)
     assert proposal.tree.to_lists()[1][0] == missed[12:]
 
 

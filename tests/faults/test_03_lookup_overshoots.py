@@ -32,6 +32,6 @@ def block_by_block(self: Any, tokens: list[int]) -> int:
 
 def test_planted_fault(tiny: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop._Row, "take", block_by_block)
-    monkeypatch.setattr(loop, "_room", lambda row, depth: depth)
+    monkeypatch.setattr(loop, "_room", lambda row: 99)
     with must_fail():
         case(tiny, 3)

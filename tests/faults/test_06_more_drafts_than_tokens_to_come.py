@@ -29,6 +29,6 @@ def test_case(num_draft_tokens: int, tiny: Transformer) -> None:
 
 
 def test_planted_fault(tiny: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "_room", lambda row, depth: depth)
+    monkeypatch.setattr(loop, "_room", lambda row: 99)
     with must_fail():
         case(tiny, 3)

@@ -7,6 +7,7 @@ import torch
 
 from outpace.decoding import loop
 from outpace.decoding.loop import Request
+from outpace.drafters.budget import Budget
 from outpace.drafters.small import Small
 from outpace.models.toy import table_target
 from toys import Watched, must_fail, reference, run
@@ -44,8 +45,8 @@ def test_planted_fault(monkeypatch: pytest.MonkeyPatch) -> None:
         case(never_ends)
     original = loop.take_turn
 
-    def ends_for_both(batch: loop.Batch, limits: list[int]) -> loop.Turn:
-        turn = original(batch, limits)
+    def ends_for_both(batch: loop.Batch, budget: Budget) -> loop.Turn:
+        turn = original(batch, budget)
         if END in turn.proposal.tree.tokens:
             turn.emitted[0][-1] = END
         return turn

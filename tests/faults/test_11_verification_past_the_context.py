@@ -30,6 +30,6 @@ def test_case(num_draft_tokens: int) -> None:
 
 
 def test_planted_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "_room", lambda row, depth: depth)
+    monkeypatch.setattr(loop, "_room", lambda row: 99)
     with must_fail():
         case(lively(max_position_embeddings=32), 8)

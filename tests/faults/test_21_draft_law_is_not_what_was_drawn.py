@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from outpace.drafters.budget import Budget
 from outpace.drafters.drafter import Proposal
 from outpace.drafters.small import Small
 from outpace.models.toy import table_target
@@ -25,7 +26,7 @@ def propose(sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
     state = small.open(COINS, 4)
     small.admit(state, [[0]] * COINS, None)
     small.commit(state, [[1]] * COINS, None)
-    proposal = small.propose(state, [1] * COINS, [sampling] * COINS, grid(COINS))
+    proposal = small.propose(state, Budget.chain([1] * COINS), [sampling] * COINS, grid(COINS))
     assert proposal.draft_probs is not None
     return torch.bincount(proposal.tree.tokens[:, 0], minlength=4) / COINS, proposal.draft_probs[0, 0]
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from outpace.decoding.turn import _rule_in_force
+from outpace.decoding.judging import _rule_in_force
+from outpace.drafters.budget import Budget
 from outpace.drafters.lookup import Lookup
 from outpace.verification.probabilities import Sampling, probability_rows
 from outpace.verification.rules import RULES
@@ -18,7 +19,7 @@ def case(drafter: Lookup | Scripted) -> None:
     """A drafter that always says 3 claims no law, or a one-hot one, and what it is judged by has the target's law."""
     state = drafter.open(1, 8)
     drafter.admit(state, [[0, 3, 3]], None)
-    proposal = drafter.propose(state, [1], [Sampling(1.0)], given_coins(torch.zeros(1)))
+    proposal = drafter.propose(state, Budget.chain([1]), [Sampling(1.0)], given_coins(torch.zeros(1)))
     assert proposal.tree.to_lists() == [([3], [-1])]
     claimed = None if proposal.draft_probs is None else proposal.draft_probs[0, 0].double()
     rule = RULES[_rule_in_force(Sampling(1.0), False, proposal, None)]

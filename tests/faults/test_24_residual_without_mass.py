@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outpace.decoding.turn import judge
+from outpace.decoding.judging import judge
 from outpace.drafters.drafter import Proposal
 from outpace.verification import chain
 from outpace.verification.probabilities import Sampling, probability_rows
@@ -27,7 +27,7 @@ def case(rule: str, row: list[float], factor: float, dtype: torch.dtype) -> None
     claimed = probs * factor  # a law up to rounding
     tree = DraftTree.chain(torch.full((len(COINS), 2), 2))
     keys = given_coins(COINS)
-    verdict, _ = judge(logits, Proposal(tree, claimed), [Sampling(1.0)] * len(COINS), keys, rule)
+    verdict, *_ = judge(logits, Proposal(tree, claimed), [Sampling(1.0)] * len(COINS), keys, rule)
     assert bool((probs[:, 0].gather(1, verdict.next_token[:, None]) > 0).all()), "a token that the target cannot say"
     law: Tensor = RULES[rule].law(probs, tree, claimed)
     assert bool(law.isfinite().all()) and bool((law[..., 0] == 0).all())

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.decoding import turn
+from outpace.decoding import judging
 from outpace.decoding.loop import Request
 from outpace.drafters.small import Small
 from outpace.models.toy import table_target
@@ -26,7 +26,7 @@ def said(sampling: Sampling, drafter: Any) -> torch.Tensor:
 def case() -> None:
     """Every place of every turn: all that may be said is said, nothing else is. A miss by chance: 42 (.85)^200."""
     target = table_target(TARGET.log().expand(4, 4))
-    rows = turn.batch_probability_rows(TARGET.log().expand(1, 3, 4), [Sampling(1.0, top_p=0.75)])
+    rows = judging.batch_probability_rows(TARGET.log().expand(1, 3, 4), [Sampling(1.0, top_p=0.75)])
     torch.testing.assert_close(rows, torch.tensor([0.625, 0.375, 0, 0]).double().expand(1, 3, 4))
     for drafter in (
         Small(table_target(DRAFT.log().expand(4, 4)), target),
@@ -56,6 +56,6 @@ def first_row_only(logits: torch.Tensor, samplings: list[Sampling]) -> torch.Ten
 
 @pytest.mark.parametrize("fault", [argmax_only, first_row_only])
 def test_planted_fault(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turn, "batch_probability_rows", fault)
+    monkeypatch.setattr(judging, "batch_probability_rows", fault)
     with must_fail():
         case()

@@ -17,7 +17,9 @@ def case(target: Transformer) -> None:
     """Every token has one entry, of the raw law at its place, greedy or sampled, drafted or not."""
     script = right_then_wrong([[*PROMPT, *reference(target, PROMPT, NEW + 9)]], [0, 1, 2, 3, 4])
     for options in ({}, {"temperature": 1.5, "top_k": 9, "seed": 1}):
-        result = generate(target, Scripted(script), list(PROMPT), max_new_tokens=NEW, logprobs=3, **options)
+        result = generate(
+            target, Scripted(script), list(PROMPT), max_new_tokens=NEW, num_draft_tokens=4, logprobs=3, **options
+        )
         assert result.logprobs is not None
         assert [entry.token_id for entry in result.logprobs] == result.token_ids and len(result.token_ids) == NEW
         rows = dense_logits(target, [*PROMPT, *result.token_ids])[len(PROMPT) - 1 : -1].log_softmax(-1)

@@ -44,7 +44,7 @@ def case(target: Transformer) -> None:
         recurrent = Recurrent(target)
         script = right_then_wrong([[*PROMPT, *said, *said]], counts)
         try:
-            result = generate(recurrent, Scripted(script), list(PROMPT), max_new_tokens=NEW)
+            result = generate(recurrent, Scripted(script), list(PROMPT), max_new_tokens=NEW, num_draft_tokens=4)
         except UnsupportedError as error:
             assert str(error).startswith("the target 'tiny-llama' cannot rewind") and "'scripted'" in str(error)
             assert recurrent.prefills == []

@@ -37,7 +37,16 @@ def case(target: Transformer) -> None:
         assert str(error) == "the draft model 'tiny-llama' cannot rewind its cache, so it cannot draft"
     else:
         with_stub, wanted = (
-            generate(target, drafter, [5, 6, 7], max_new_tokens=30, temperature=1.0, rule="match", seed=1)
+            generate(
+                target,
+                drafter,
+                [5, 6, 7],
+                num_draft_tokens=4,
+                max_new_tokens=30,
+                temperature=1.0,
+                rule="match",
+                seed=1,
+            )
             for drafter in (guesser, Small(target, target))
         )
         assert with_stub.token_ids == wanted.token_ids

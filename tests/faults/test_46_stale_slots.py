@@ -41,7 +41,9 @@ def case(target: Transformer) -> None:
     texts = [[*prompt, *text] for prompt, text in zip(PROMPTS, said, strict=True)]
     for counts in ([2, 0, 4, 1], [0]):
         guesser = Scripted(right_then_wrong(texts, counts))
-        results = generate(Poisoned(target), guesser, [list(prompt) for prompt in PROMPTS], max_new_tokens=None)
+        results = generate(
+            Poisoned(target), guesser, [list(prompt) for prompt in PROMPTS], max_new_tokens=None, num_draft_tokens=4
+        )
         assert [result.token_ids for result in results] == said
     with pytest.raises(UsageError, match="the cache holds 4 positions a row and 5 are needed"):
         target.prefill(target.open(1, 4), torch.tensor([[1, 2, 3, 4, 5]]), [5])

@@ -23,7 +23,8 @@ def case(target: Transformer) -> None:
             ids = torch.tensor([[*PROMPT, *[pad] * pads], longer])
             logits = target.prefill(target.open(2, 16), ids, [len(PROMPT), len(longer)]).logits[0, 0]
             torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=0)
-        result, _ = generate(target, Small(target, target), [PROMPT, longer], max_new_tokens=NEW, eos_ids=None)
+        options: Any = {"max_new_tokens": NEW, "num_draft_tokens": 4, "eos_ids": None}
+        result, _ = generate(target, Small(target, target), [PROMPT, longer], **options)
         assert result.token_ids == reference(target, tuple(PROMPT), NEW)
         assert result.stats.speculation.acceptance == 1.0
 

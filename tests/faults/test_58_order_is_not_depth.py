@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from outpace.decoding.generate import generate
+from outpace.drafters.budget import Budget
 from outpace.drafters.drafter import Proposal
 from outpace.models.cache import Cache
 from outpace.models.transformer import Transformer
@@ -24,9 +25,9 @@ class Bushy(Scripted):
         super().__init__(lambda row, limit: [])
         self.text = text
 
-    def propose(self, state: Any, limits: list[int], sampling: Any, keys: Any) -> Proposal:
+    def propose(self, state: Any, budget: Budget, sampling: Any, keys: Any) -> Proposal:
         [row], tokens, parents, parent = state, [], [], -1
-        for level in range(3 if limits[0] >= 3 else 0):
+        for level in range(3 if budget.depths[0] >= 3 else 0):
             right, place = self.text[len(row.known) + level], (row.turns + level) % 4
             tokens += [(right + other - place) % 64 for other in range(4)]
             parents += [parent] * 4

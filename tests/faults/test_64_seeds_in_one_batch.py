@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from outpace.decoding import turn
+from outpace.decoding import judging
 from outpace.decoding.loop import Request, decode
 from outpace.models.transformer import Transformer
 from outpace.verification.probabilities import Sampling
@@ -39,12 +39,12 @@ def test_each_row_is_judged_by_its_own_seed(tiny: Transformer) -> None:
 
 
 def test_planted_fault(tiny: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = turn._merge
+    honest = judging._merge
 
     def in_order_of_groups(parts: list[tuple[list[int], Verdict]], batch: int) -> Any:
         places = iter(range(batch))
         return honest([([next(places) for _ in rows], part) for rows, part in parts], batch)
 
-    monkeypatch.setattr(turn, "_merge", in_order_of_groups)
+    monkeypatch.setattr(judging, "_merge", in_order_of_groups)
     with must_fail():
         case(tiny)

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from outpace.decoding import generate as public
-from outpace.decoding.generate import AUTO_DRAFT_TOKENS, generate
+from outpace.decoding.control import Fixed
+from outpace.decoding.generate import generate
+from outpace.drafters.budget import CHAIN
 from outpace.drafters.small import Small
 from outpace.models.transformer import Transformer
 from toys import Watched, must_fail, reference
@@ -15,23 +17,21 @@ PROMPT, NEW = [5, 6, 7], 25
 
 
 def case(target: Transformer) -> None:
-    """Calls with 2, 7 and none, in a row and at once: each drafts what it was told, and no model object changes."""
+    """Calls with 2, 7 and others, in a row and at once: each drafts what it was told, and no model object changes."""
     guesser = Small(target, target)
     before = {name: repr(value) for one in (target, guesser) for name, value in vars(one).items()}
 
-    def drafted(depth: int | None) -> int:
+    def drafted(depth: int) -> int:
         """The most drafts of a turn."""
         watched = Watched(target)
-        options: dict[str, Any] = {} if depth is None else {"num_draft_tokens": depth}
-        result = generate(watched, guesser, PROMPT, max_new_tokens=NEW, **options)
+        result = generate(watched, guesser, PROMPT, max_new_tokens=NEW, num_draft_tokens=depth)
         assert result.token_ids == reference(target, tuple(PROMPT), NEW)
         return max(max(counts) for counts in watched.scored)
 
-    calls = (2, 7, None, 0, 3, None)
-    wanted = [AUTO_DRAFT_TOKENS if depth is None else depth for depth in calls]
-    assert [drafted(depth) for depth in calls] == wanted
+    calls = (2, 7, 4, 0, 3, 4)
+    assert [drafted(depth) for depth in calls] == list(calls)
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(drafted, calls)) == wanted
+        assert list(pool.map(drafted, calls)) == list(calls)
     assert {name: repr(value) for one in (target, guesser) for name, value in vars(one).items()} == before
 
 
@@ -41,11 +41,11 @@ def test_a_call_drafts_what_it_is_told(tiny: Transformer) -> None:
 
 @pytest.mark.parametrize("fault", ["ignored", "sticky"])
 def test_planted_fault(fault: str, tiny: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest, kept = public.decode, [3] if fault == "ignored" else []
+    honest, kept = public.decode, [Fixed(CHAIN, 3)] if fault == "ignored" else []
 
-    def decode(*given: Any, num_draft_tokens: int, **more: Any) -> Any:
-        kept.append(num_draft_tokens)
-        return honest(*given, num_draft_tokens=kept[0], **more)
+    def decode(*given: Any, control: Fixed, **more: Any) -> Any:
+        kept.append(control)
+        return honest(*given, control=kept[0], **more)
 
     monkeypatch.setattr(public, "decode", decode)
     with must_fail():

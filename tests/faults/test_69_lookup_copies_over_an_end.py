@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from outpace.decoding.loop import Request
+from outpace.drafters.budget import Budget
 from outpace.drafters.lookup import History, Lookup
 from outpace.models.transformer import Transformer
 from outpace.verification.probabilities import Sampling
@@ -18,7 +19,7 @@ def draft(text: list[int]) -> list[int]:
     lookup = Lookup(eos_ids=(END,))
     state = lookup.open(1, len(text))
     lookup.admit(state, [text], None)
-    proposal = lookup.propose(state, [5], [Sampling()], given_coins(torch.zeros(1)))
+    proposal = lookup.propose(state, Budget.chain([5]), [Sampling()], given_coins(torch.zeros(1)))
     return proposal.tree.to_lists()[0][0]
 
 

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from outpace.decoding.generate import generate
 from outpace.decoding.stats import Tally
 from outpace.models.transformer import Transformer
 from outpace.verification import matching
 from outpace.verification.tree import DraftTree
+from outpace.verification.verdict import Verdict
 from toys import Scripted, must_fail, reference, right_then_wrong
 
 
@@ -46,14 +46,16 @@ def test_the_leading_run_counts(tiny: Transformer) -> None:
 def test_planted_fault(fault: str, tiny: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
     add = Tally.add
 
-    def raw(steps: Tensor, tree: DraftTree) -> Tensor:
-        return pad(steps, (1, 0), value=1)
+    def raw(choice: Tensor, tree: DraftTree, rule: str) -> Verdict:
+        counts = (tree.tokens == choice.gather(1, tree.parents + 1)).sum(1)
+        path = torch.arange(tree.tokens.shape[1]).expand_as(tree.tokens)
+        return Verdict(path, counts, choice[:, -1], rule, True)
 
     def bonus(self: Tally, *, matched: int, **rest: Any) -> None:
         add(self, matched=matched + (rest["emitted"] > matched), **rest)
 
     if fault == "all agreements":
-        monkeypatch.setattr(matching, "_reached", raw)
+        monkeypatch.setattr(matching, "follow", raw)
     else:
         monkeypatch.setattr(Tally, "add", bonus)
     with must_fail():

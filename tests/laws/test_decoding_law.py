@@ -17,6 +17,7 @@ from torch import Tensor
 from outpace.decoding.generate import speculative_decode
 from outpace.decoding.loop import Request, decode
 from outpace.drafters import small
+from outpace.drafters.budget import Budget
 from outpace.drafters.drafter import Drafter, Proposal
 from outpace.drafters.lookup import Lookup
 from outpace.drafters.small import Small
@@ -162,8 +163,8 @@ def test_models_with_caches_keep_it(rule: str | None) -> None:
 class Liar(Small):
     """Says that it drew from another law than it did."""
 
-    def propose(self, state: Any, limits: list[int], sampling: list[Sampling], keys: Keys) -> Proposal:
-        proposal = super().propose(state, limits, sampling, keys)
+    def propose(self, state: Any, budget: Budget, sampling: list[Sampling], keys: Keys) -> Proposal:
+        proposal = super().propose(state, budget, sampling, keys)
         assert proposal.draft_probs is not None
         soft = proposal.draft_probs.sqrt()
         return Proposal(proposal.tree, soft / soft.sum(-1, keepdim=True))
@@ -199,8 +200,8 @@ def test_coins_keyed_by_absolute_position_are_noticed(monkeypatch: pytest.Monkey
 def test_a_draft_law_without_its_warp_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     original = small.Small.propose
 
-    def unwarped(self: Small, state: Any, limits: list[int], sampling: list[Sampling], keys: Keys) -> Proposal:
-        proposal = original(self, state, limits, sampling, keys)
+    def unwarped(self: Small, state: Any, budget: Budget, sampling: list[Sampling], keys: Keys) -> Proposal:
+        proposal = original(self, state, budget, sampling, keys)
         assert proposal.draft_logits is not None
         return Proposal(proposal.tree, proposal.draft_logits.softmax(-1))
 

@@ -182,9 +182,9 @@ def test_faults_of_matching_are_seen(old: str, new: str, dense: Make) -> None:
 @pytest.mark.parametrize(
     ("module", "symbol", "old", "new"),
     [
-        (matching, "MATCH", "choice.gather(1, tree.parents + 1)", "choice[:, 1:]"),
-        (matching, "MATCH", "(places * reached).amax(1)", "reached[:, 1:].sum(1)"),
-        (matching, "MATCH", "choice.gather(1, end[:, None])", "choice[:, :1]"),
+        (matching, "MATCH", "get((place - 1, token))", "get((place, token))"),
+        (matching, "MATCH", "table[row][place]", "table[row][0]"),
+        (matching, "MATCH", "final[row] = max(token, 0)", "final[row] = 0"),
         (chain, "REJECTION", "coins[:, :-1] < judged.chances", "coins[:, :1] < judged.chances"),
         (chain, "BLOCK", "draft_probs), coins[:, -1])", "draft_probs), coins[:, 0])"),
         (chain, "BLOCK", "coins[:, :-1] < judged.chances", "coins[:, :-1] > judged.chances"),

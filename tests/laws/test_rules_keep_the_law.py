@@ -22,7 +22,7 @@ from outpace.verification.oracle import (
     tree_shapes,
 )
 from outpace.verification.probabilities import Sampling, probability_rows
-from outpace.verification.rules import CHAIN_ONLY, RULES
+from outpace.verification.rules import CHAIN_ONLY, LOSSLESS, RULES
 
 PROVEN = 1e-12
 Pair = tuple[Table, Table]
@@ -42,7 +42,7 @@ def levels(shape: Shape) -> int:
 
 
 def rules_for(shape: Shape) -> Iterator[str]:
-    return (name for name in RULES if shape == chain(len(shape)) or name not in CHAIN_ONLY)
+    return (name for name in LOSSLESS if shape == chain(len(shape)) or name not in CHAIN_ONLY)
 
 
 def greedy(target: Table) -> Table:

@@ -62,7 +62,7 @@ def test_an_untested_device_is_refused_before_anything_is_read() -> None:
 def test_a_family_of_another_lane_is_refused_before_weights_are_read(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(tiny_config() | {"model_type": "gpt2"}))
     with pytest.raises(UnsupportedError, match="the model type is 'gpt2'"):
-        load_target(folder)
+        load_target(folder, lane="fast")
 
 
 @pytest.mark.parametrize(

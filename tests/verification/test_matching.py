@@ -35,13 +35,13 @@ def test_the_path_of_agreement(choice: list[int], path: list[int], next_token: i
 
 
 def test_ragged_rows_and_filler() -> None:
-    """Filler is never agreed with, not even where a choice is the filler's own token."""
+    """Filler is never agreed with, not even where a choice is the filler's own token, which stands for no choice."""
     tree = DraftTree.from_lists([([5, 6], [-1, 0]), ([], []), ([4], [-1])])
     choice = torch.tensor([[5, 6, 1], [-1, -1, -1], [4, -1, -1]])
     verdict = follow(choice, tree, "match")
     assert verdict.path.tolist() == [[0, 1], [-1, -1], [0, -1]]
     assert verdict.num_accepted.tolist() == [2, 0, 1]
-    assert verdict.next_token.tolist() == [1, -1, -1]
+    assert verdict.next_token.tolist() == [1, 0, 0]
     nothing = follow(torch.tensor([[3], [4]]), DraftTree.empty(2), "match")
     assert nothing.path.shape == (2, 0) and nothing.next_token.tolist() == [3, 4]
 

@@ -8,6 +8,8 @@ from typing import ParamSpec, TypeVar
 
 import typer
 
+from outpace.cli.bench import bench
+from outpace.cli.check import check
 from outpace.cli.generate import generate
 from outpace.cli.pull import pull
 from outpace.errors import OutpaceError
@@ -44,7 +46,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     rich_markup_mode=None,
 )
-for verb in (generate, pull):
+for verb in (bench, check, generate, pull):
     app.command()(guarded(verb))
 
 

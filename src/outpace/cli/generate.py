@@ -1,19 +1,26 @@
-"""outpace generate: continue one prompt, streamed, accepted drafts coloured, one line of statistics.
+"""outpace generate: continue one prompt, streamed with accepted drafts coloured, or answer a file of prompts.
 
 Knows nothing of decoding; parses, calls, prints.
 """
 
 import json
 import sys
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from outpace.cli.pull import progress_bar
-from outpace.decoding.generate import Options, Piece, Result, check, stream
+from outpace.decoding.generate import Piece, Result, stream
+from outpace.decoding.jobs import Outcome, answer, as_record, record
+from outpace.decoding.options import Options, check
+from outpace.decoding.prompts import Entry, in_category, read_prompts
 from outpace.drafters.drafter import Drafter
 from outpace.drafters.load import load_drafter
 from outpace.errors import UsageError
@@ -24,54 +31,94 @@ from outpace.models.target import Target
 FORMAT_VERSION = 1
 DRAFTED = "green"
 
+# Flags whose help does not fit a line of the signature.
+Spoken = Annotated[str | None, typer.Argument(help="What to say to the model; - reads it from standard input.")]
+Model = Annotated[str, typer.Option(help="The model: a folder, a Hugging Face id, or the default.")]
+Guesser = Annotated[
+    str, typer.Option(help="Who drafts: lookup, none (plain decoding), or a smaller model of the same family.")
+]
+Tree = Annotated[str, typer.Option(help="How drafts branch: chain, top-k:K, top-p:P or sampled:K.")]
+Depth = Annotated[int | None, typer.Option(help="The longest path of a tree; as its nodes allow by default.")]
+Repetition = Annotated[
+    float, typer.Option(help="Above 1: tokens of prompt and text become less probable; 1 changes nothing.")
+]
+Presence = Annotated[float, typer.Option(help="Taken once off the logit of a token that the text has.")]
+Frequency = Annotated[float, typer.Option(help="Taken off the logit of a token each time the text has it.")]
+Least = Annotated[int, typer.Option(help="No end of text before so many tokens.")]
+Bias = Annotated[
+    list[str] | None, typer.Option(metavar="ID=VALUE", help="Added to the logit of a token; may be repeated.")
+]
+Bad = Annotated[list[str] | None, typer.Option(help="A word that may not be said; may be repeated.")]
+Stop = Annotated[list[str] | None, typer.Option(help="Ends the text before this string; may be repeated.")]
+Prompts = Annotated[Path | None, typer.Option(help="Answer a file instead: JSON lines with turns, prompt or messages.")]
+Category = Annotated[list[str] | None, typer.Option(help="Only these prompts of the file; may be repeated.")]
+Together = Annotated[int | None, typer.Option(help="How many prompts of the file are decoded at once; 8 by default.")]
+Output = Annotated[Path | None, typer.Option(help="Append the answers here; what it has already is not asked again.")]
+
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="What to say to the model; - reads it from standard input.")],
-    target: Annotated[
-        str, typer.Option(help="The model: a folder, a Hugging Face id, or the default.")
-    ] = weights.DEFAULT,
-    draft: Annotated[
-        str, typer.Option(help="Who drafts: lookup, none (plain decoding), or a smaller model of the same family.")
-    ] = "lookup",
+    prompt: Spoken = None,
+    target: Model = weights.DEFAULT,
+    draft: Guesser = "lookup",
     dtype: Annotated[str, typer.Option(help="auto (bf16 where it is native), bf16, fp32 or fp64.")] = "auto",
     device: Annotated[str, typer.Option(help="Where to compute; others than cpu are refused.")] = "cpu",
     num_draft_tokens: Annotated[str, typer.Option(help="Drafts a turn: a number, or auto.")] = "auto",
+    tree: Tree = "chain",
+    depth: Depth = None,
     rule: Annotated[str | None, typer.Option(help="An acceptance rule by name; the best that fits by default.")] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Keep this many most probable tokens; 0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Keep the most probable tokens up to this mass; 1 keeps all.")] = 1.0,
     min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the most probable; 0 keeps all.")] = 0.0,
+    repetition_penalty: Repetition = 1.0,
+    presence_penalty: Presence = 0.0,
+    frequency_penalty: Frequency = 0.0,
+    logit_bias: Bias = None,
+    bad_word: Bad = None,
+    min_new_tokens: Least = 0,
     seed: Annotated[int | None, typer.Option(help="Makes a sampled text reproducible.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="At most this many; -1 goes on to the end of the context.")] = 256,
-    stop: Annotated[list[str] | None, typer.Option(help="Ends the text before this string; may be repeated.")] = None,
+    stop: Stop = None,
     raw: Annotated[bool, typer.Option("--raw", help="Plain text, not a user turn of the chat template.")] = False,
+    prompts: Prompts = None,
+    category: Category = None,
+    batch_size: Together = None,
+    output: Output = None,
     trace: Annotated[str | None, typer.Option(help="Write one record a turn to this file (JSON lines).")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
-    """Continue one prompt: drafted, verified exactly, streamed as it stands.
+    """Continue one prompt, streamed as it stands, or answer a file of prompts: drafted, and verified exactly.
+
+    A file is read line by line, and answers go to --output, or as JSON lines to standard output; a prompt that does
+    not fit the context is named and skipped, and the exit code is then 1.
 
     Example: outpace generate "Explain speculative decoding in two sentences."
     """
-    options: Options = {
+    limit = None if max_new_tokens == -1 else max_new_tokens
+    law: Options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
+    drafting: Options = {
         "num_draft_tokens": _draft_tokens(num_draft_tokens),
+        "tree": tree,
+        "depth": depth,
         "rule": rule,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "seed": seed,
-        "max_new_tokens": None if max_new_tokens == -1 else max_new_tokens,
-        "stop": stop or (),
-        "raw": raw,
-        "trace": trace,
     }
+    changes = _changes(repetition_penalty, presence_penalty, frequency_penalty, logit_bias, bad_word, min_new_tokens)
+    length: Options = {"max_new_tokens": limit, "stop": stop or (), "raw": raw, "trace": trace}
+    options: Options = {**law, **drafting, **changes, **length, "batch_size": batch_size}
     check(options)
-    if prompt == "-":
-        prompt = sys.stdin.read()
-    model, drafter = _open(target, draft, dtype, device)
+    _check_source(prompt, prompts, {"category": category, "batch-size": batch_size, "output": output}, trace)
+    if prompts is not None:
+        entries = _entries(prompts, category)
+        _all(*_open(target, draft, dtype, device), entries, output, options, json_output)
+    elif prompt is not None:
+        _one(*_open(target, draft, dtype, device), sys.stdin.read() if prompt == "-" else prompt, options, json_output)
+
+
+def _one(target: Target, drafter: Drafter | None, prompt: str, options: Options, json_output: bool) -> None:
+    """Stream one answer to the screen, or print it as one document."""
     screen = Console(highlight=False, soft_wrap=True)
     result: Result | None = None
-    for part in stream(model, drafter, prompt, **options):
+    for part in stream(target, drafter, prompt, **options):
         if isinstance(part, Piece):
             if not json_output:
                 screen.print(Text(part.text, style=DRAFTED if part.drafted else ""), end="")
@@ -79,23 +126,72 @@ def generate(
             result = part
     assert result is not None
     if json_output:
-        sys.stdout.write(json.dumps(document(result), indent=2) + "\n")
+        _print(document(result))
     else:
         screen.print()
         Console(stderr=True, highlight=False, soft_wrap=True).print(Text(summary(result), style="dim"))
 
 
+def _all(
+    target: Target,
+    drafter: Drafter | None,
+    entries: Sequence[Entry],
+    output: Path | None,
+    options: Options,
+    json_output: bool,
+) -> None:
+    """Answer a file: to the output file, or as lines on stdout; a prompt without an answer makes the exit code 1."""
+    begin = time.perf_counter()
+    ended: list[Outcome] = []
+    lines = output is None and not json_output
+    with _bar(len(entries), hidden=lines and sys.stdout.isatty()) as (console, step, told):
+        for outcome in answer(target, drafter, entries, output=output, told=told, **options):
+            ended.append(outcome)
+            if outcome.reason is not None:
+                console.print(Text(f"outpace: {outcome.entry.called}: {outcome.reason}; {_fate(outcome)}"))
+            elif lines:
+                sys.stdout.write(json.dumps(record(outcome), ensure_ascii=False) + "\n")
+                sys.stdout.flush()
+            step()
+    whole = job_document(ended, output, time.perf_counter() - begin)
+    if json_output:
+        _print(whole)
+    else:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(Text(job_summary(whole), style="dim"))
+    if whole["skipped"] or whole["failed"]:
+        raise typer.Exit(1)
+
+
 def document(result: Result) -> dict[str, Any]:
     """The JSON document of one result, as ``--json`` prints it."""
-    return {
+    return {"format_version": FORMAT_VERSION, **as_record(result)}
+
+
+def job_document(ended: Sequence[Outcome], output: Path | None, seconds: float) -> dict[str, Any]:
+    """The JSON document of a file of prompts; the answers are in it where there is no output file."""
+    said = [result for outcome in ended for result in outcome.answers]
+    tokens = sum(len(result.token_ids) for result in said)
+    left = [
+        [
+            {"id": outcome.entry.key, "line": outcome.entry.line, "reason": outcome.reason}
+            for outcome in ended
+            if outcome.status == status
+        ]
+        for status in ("too long", "failed")
+    ]
+    whole: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
-        "text": result.text,
-        "token_ids": result.token_ids,
-        "finish_reason": result.finish_reason,
-        "usage": {"prompt_tokens": result.prompt_tokens, "completion_tokens": len(result.token_ids)},
-        "speculation": asdict(result.stats.speculation),
-        "timing": asdict(result.stats.timing),
+        "output": None if output is None else str(output),
+        "answered": sum(outcome.status == "answered" for outcome in ended),
+        "kept": sum(outcome.status == "kept" for outcome in ended),
+        "skipped": left[0],
+        "failed": left[1],
+        "usage": {"prompt_tokens": sum(result.prompt_tokens for result in said), "completion_tokens": tokens},
+        "timing": {"total_s": seconds, "tokens_per_second": tokens / seconds},
     }
+    if output is None:
+        whole["answers"] = [record(outcome) for outcome in ended if outcome.status == "answered"]
+    return whole
 
 
 def summary(result: Result) -> str:
@@ -108,6 +204,101 @@ def summary(result: Result) -> str:
         return f"{line}, no turn was needed"
     share = f", {drafting.accepted} of {drafting.drafted} drafts accepted ({drafting.rule})" if drafting.drafted else ""
     return f"{line}, {drafting.method}: {drafting.tau:.2f} tokens a forward{share}"
+
+
+def job_summary(whole: dict[str, Any]) -> str:
+    """One line: what became of the prompts, tokens and rate."""
+    counts = {name: whole[name] if isinstance(whole[name], int) else len(whole[name]) for name in COUNTED}
+    said = ", ".join(f"{count} {name}" for name, count in counts.items() if count or name == "answered")
+    timing = whole["timing"]
+    tokens = whole["usage"]["completion_tokens"]
+    return f"{said}; {tokens} tokens in {timing['total_s']:.1f} s, {timing['tokens_per_second']:.1f} tok/s"
+
+
+COUNTED = ("answered", "kept", "skipped", "failed")
+
+
+def _print(whole: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(whole, indent=2) + "\n")
+
+
+@contextmanager
+def _bar(total: int, *, hidden: bool) -> Iterator[tuple[Console, Callable[[], None], Callable[[int], None]]]:
+    """A bar on stderr, where that is a terminal; a console for notes, and what to call for an entry and for tokens."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    columns = (
+        TextColumn("answering"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[tokens]} tokens"),
+        TimeElapsedColumn(),
+    )
+    with Progress(
+        *columns,
+        console=console,
+        transient=True,
+        disable=hidden or not console.is_terminal,
+        redirect_stdout=False,  # what goes to stdout may go to a file
+    ) as bar:
+        task, tokens = bar.add_task("", total=total, tokens=0), 0
+
+        def told(count: int) -> None:
+            nonlocal tokens
+            tokens += count
+            bar.update(task, tokens=tokens)
+
+        yield console, lambda: bar.advance(task), told
+
+
+def _fate(outcome: Outcome) -> str:
+    return "skipped" if outcome.status == "too long" else "failed"
+
+
+def _entries(path: Path, categories: list[str] | None) -> list[Entry]:
+    entries = read_prompts(path)
+    if not categories:
+        return entries
+    return [entry for category in dict.fromkeys(categories) for entry in in_category(entries, category)]
+
+
+def _check_source(prompt: str | None, prompts: Path | None, of_files: dict[str, object], trace: str | None) -> None:
+    """One prompt or a file of them, and with one prompt no flag that is for files."""
+    if (prompt is None) == (prompts is None):
+        given = "neither a prompt nor --prompts" if prompt is None else "a prompt and --prompts"
+        raise UsageError(f"{given} was given; allowed: one of them", hint='outpace generate "…", or --prompts F.jsonl')
+    if prompts is not None and trace is not None:
+        raise UsageError("--trace was given with --prompts; allowed: a trace of one prompt")
+    wrong = [name for name, value in of_files.items() if value is not None]
+    if prompts is None and wrong:
+        raise UsageError(f"--{wrong[0]} was given without --prompts; allowed: with a file of prompts")
+
+
+def _changes(
+    repetition: float, presence: float, frequency: float, bias: list[str] | None, bad: list[str] | None, least: int
+) -> Options:
+    """What changes the target's logits."""
+    return {
+        "repetition_penalty": repetition,
+        "presence_penalty": presence,
+        "frequency_penalty": frequency,
+        "logit_bias": _biases(bias or ()),
+        "bad_words": bad or (),
+        "min_new_tokens": least,
+    }
+
+
+def _biases(given: Sequence[str]) -> dict[int, float] | None:
+    biases: dict[int, float] = {}
+    for text in given:
+        token, _, value = text.partition("=")
+        try:
+            number, bias = int(token), float(value)
+        except ValueError:
+            raise UsageError(f"logit_bias is {text!r}; allowed: ID=VALUE, such as 5=-100 or 5=-inf") from None
+        if number in biases:
+            raise UsageError(f"logit_bias names token {number} twice; allowed: once")
+        biases[number] = bias
+    return biases or None
 
 
 def _open(target: str, draft: str, dtype: str, device: str) -> tuple[Target, Drafter | None]:

@@ -6,59 +6,23 @@ Knows nothing of rules or caches: it turns what users give into requests, and em
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypedDict, TypeGuard, Unpack, overload
+from typing import TypeGuard, Unpack, overload
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from outpace.decoding.loop import Emission, FinishReason, Request, TokenLogprob, decode
+from outpace.decoding.options import Options, check, control_of, processing, sampling_of, stop_strings
 from outpace.decoding.stats import Speculation, Timing
 from outpace.decoding.text import Message, Prompt, Text, TextStream, text_of
 from outpace.decoding.trace import tracing
-from outpace.decoding.turn import check_rule
 from outpace.drafters.drafter import Drafter
 from outpace.drafters.small import Small
 from outpace.errors import UsageError, WeightsError
 from outpace.models.function import FunctionTarget, LogitsOf
 from outpace.models.target import Target
 from outpace.verification.probabilities import Sampling
-
-AUTO_DRAFT_TOKENS = 4
-
-
-class Options(TypedDict, total=False):
-    """What may be asked of ``generate`` and ``stream``; the command line's flags carry the same names.
-
-    Keys:
-        temperature, top_k, top_p, min_p: the law of every token, see ``Sampling``; temperature 0, the default: greedy.
-        seed: makes the text reproducible. Without a named rule the shared-noise coupling is in force, and the text in
-            fp32 is the plain seeded text whatever the drafter, K or batch.
-        max_new_tokens: 256 by default; None goes on to the end of the context.
-        num_draft_tokens: drafts a turn at most; ``"auto"``, the default, is 4.
-        rule: a named acceptance rule in place of the best one that fits.
-        stop: strings that end the text; the text is cut before them.
-        eos_ids: ids that end the text; the target's own by default, None for no such id.
-        raw: take a string as plain text, not as a user turn.
-        batch_size: how many prompts are decoded at once; all by default.
-        logprobs: list this many alternatives beside the log-probability of each token; off by default.
-        trace: write one record a turn to this file (JSON lines); off by default.
-    """
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    seed: int | None
-    max_new_tokens: int | None
-    num_draft_tokens: int | Literal["auto"]
-    rule: str | None
-    stop: str | Sequence[str]
-    eos_ids: Sequence[int] | None
-    raw: bool
-    batch_size: int | None
-    logprobs: int | None
-    trace: str | Path | None
 
 
 @dataclass(frozen=True)
@@ -76,10 +40,12 @@ class Result:
     Args:
         token_ids: the new ids, the end-of-text token included where there was one.
         text: their text without special tokens, cut before a stop string; empty for a target without a tokenizer.
-        finish_reason: ``stop`` for an end-of-text token or a stop string, ``length`` for a limit.
+        finish_reason: ``stop`` for an end-of-text token or a stop string, ``length`` for a limit, ``error`` in a batch
+            where the target's logits were no distribution.
         prompt_tokens: how many ids the prompt had.
         stats: drafting and time.
         logprobs: one entry a token where asked for.
+        error: what ended the text, for ``error``.
     """
 
     token_ids: list[int]
@@ -88,6 +54,7 @@ class Result:
     prompt_tokens: int
     stats: Stats
     logprobs: list[TokenLogprob] | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -95,13 +62,14 @@ class Piece:
     """A part of a streamed text: its characters, its ids, and whether these ids were drafted.
 
     ``text`` may be empty while a character or a possible stop string is incomplete; the texts joined are the result's.
-    ``index`` is the prompt's place in a batch.
+    ``index`` is the prompt's place in a batch. The last piece of each prompt of a batch carries its ``result``.
     """
 
     text: str
     ids: list[int]
     drafted: bool
     index: int = 0
+    result: Result | None = None
 
 
 SinglePrompt = str | list[int] | list[Message]
@@ -136,9 +104,9 @@ def generate(
 
     Raises:
         UsageError: an option is unknown or out of range, or a prompt is empty or longer than the context.
-        UnsupportedError: a drafter is given for a target that cannot rewind.
+        UnsupportedError: the target cannot verify such drafts, or a processor cannot follow them.
         WeightsError: a string is given and the target's tokenizer cannot be read.
-        NumericsError: the target's logits are no distribution.
+        NumericsError: the target's logits are no distribution; in a batch that prompt's result says so instead.
     """
     *_, last = stream(target, drafter, prompt, **options)
     assert not isinstance(last, Piece)
@@ -155,56 +123,24 @@ def stream(
     check(options)
     batched = _is_batch(prompt)
     prompts: list[Prompt] = list(prompt) if batched else [prompt]  # type: ignore[arg-type, list-item]
-    strings = _stop_strings(options)
-    needs_text = bool(strings) or any(not _is_ids(one) for one in prompts)
+    strings = stop_strings(options)
+    words = [word for word in options.get("bad_words", ()) if isinstance(word, str)]
+    needs_text = bool(strings or words) or any(not _is_ids(one) for one in prompts)
     text = _text(target.folder, needs_text)
     if text is None and needs_text:
-        raise UsageError(f"the target {target.name!r} has no tokenizer; allowed: token ids, and no stop strings")
+        raise UsageError(f"the target {target.name!r} has no tokenizer; allowed: token ids, and no strings")
     requests = [_request(target, text, one, options, strings) for one in prompts]
-    depth = options.get("num_draft_tokens", "auto")
     emissions = decode(
         target,
         drafter,
         requests,
-        num_draft_tokens=AUTO_DRAFT_TOKENS if depth == "auto" else depth,
+        control=control_of(target, drafter, options, len(requests)),
         slots=options.get("batch_size"),
         rule=options.get("rule"),
         logprobs=options.get("logprobs"),
         observer=tracing(options.get("trace"), target, drafter, requests),
     )
     return _pieces(emissions, requests, text, strings, batched)
-
-
-def check(options: Options) -> None:
-    """Refuse options that are unknown, out of range or at odds with each other; needs neither model nor prompt.
-
-    Raises:
-        UsageError: names the option, what it is and what is allowed.
-    """
-    unknown = sorted(set(options) - set(Options.__annotations__))
-    if unknown:
-        raise UsageError(f"unknown option {unknown[0]!r}; allowed: {', '.join(Options.__annotations__)}")
-    depth, limit = options.get("num_draft_tokens", "auto"), options.get("max_new_tokens")
-    if depth != "auto" and depth < 0:
-        raise UsageError(f"num_draft_tokens is {depth}; allowed: auto, 0 (plain decoding) or more")
-    if limit is not None and limit < 0:
-        raise UsageError(f"max_new_tokens is {limit}; allowed: 0 or more, or None for no limit")
-    if not all(_stop_strings(options)):
-        raise UsageError("a stop string is empty; allowed: one character or more")
-    for name in ("batch_size", "logprobs"):
-        value, least = options.get(name), 1 if name == "batch_size" else 0
-        if isinstance(value, int) and value < least:
-            raise UsageError(f"{name} is {value}; allowed: {least} or more, or None")
-    check_rule(options.get("rule"), [_sampling(options)])
-
-
-def _sampling(options: Options) -> Sampling:
-    return Sampling(
-        temperature=options.get("temperature", 0.0),
-        top_k=options.get("top_k", 0),
-        top_p=options.get("top_p", 1.0),
-        min_p=options.get("min_p", 0.0),
-    )
 
 
 def _pieces(
@@ -228,10 +164,10 @@ def _pieces(
                 yield Piece(new, part, drafted, index)
         if emission.finish is None or emission.speculation is None or emission.timing is None:
             continue
+        if emission.error is not None and not batched:
+            raise emission.error
         rest = characters.finish() if characters is not None else ""
-        if rest:
-            texts[index] += rest
-            yield Piece(rest, [], False, index)
+        texts[index] += rest
         results[index] = Result(
             token_ids=ids[index],
             text=texts[index],
@@ -239,7 +175,10 @@ def _pieces(
             prompt_tokens=len(requests[index].ids),
             stats=Stats(emission.speculation, emission.timing),
             logprobs=listed[index] if emission.logprobs is not None else None,
+            error=None if emission.error is None else str(emission.error),
         )
+        if batched or rest:
+            yield Piece(rest, [], False, index, results[index] if batched else None)
     done = [result for result in results if result is not None]
     yield done if batched else done[0]
 
@@ -247,14 +186,34 @@ def _pieces(
 def _request(target: Target, text: Text | None, prompt: Prompt, options: Options, strings: Sequence[str]) -> Request:
     ids = list(prompt) if text is None else text.encode(prompt, raw=options.get("raw", False))
     eos = options.get("eos_ids", target.eos_ids)
+    eos_ids = () if eos is None else eos
     return Request(
         ids=ids,  # type: ignore[arg-type]
-        sampling=_sampling(options),
+        sampling=sampling_of(options),
         max_new_tokens=options.get("max_new_tokens", 256),
-        eos_ids=() if eos is None else eos,
+        eos_ids=eos_ids,
         seed=options.get("seed"),
         stops=[text.stop_rule(strings)] if text is not None and strings else (),
+        processors=processing(
+            options,
+            prompt_length=len(ids),
+            eos_ids=eos_ids,
+            bad_words=_bad_words(text, options),
+            vocab_size=target.vocab_size,
+        ),
     )
+
+
+def _bad_words(text: Text | None, options: Options) -> list[list[int]]:
+    """The ids of every forbidden word: a string at the start of a line and behind a space."""
+    words: list[list[int]] = []
+    for word in options.get("bad_words", ()):
+        if isinstance(word, str):
+            assert text is not None
+            words += text.spellings(word)
+        else:
+            words.append(list(word))
+    return words
 
 
 def _text(folder: Path | None, needed: bool) -> Text | None:
@@ -275,11 +234,6 @@ def _is_ids(prompt: object) -> bool:
 
 def _is_batch(prompt: object) -> bool:
     return isinstance(prompt, list) and bool(prompt) and all(isinstance(part, str | list) for part in prompt)
-
-
-def _stop_strings(options: Options) -> list[str]:
-    stop = options.get("stop", ())
-    return [stop] if isinstance(stop, str) else list(stop)
 
 
 def speculative_decode(
@@ -313,12 +267,13 @@ def speculative_decode(
 
     Raises:
         UsageError: an argument is out of range, or the two vocabularies differ.
+        NumericsError: the target's logits are no distribution.
 
     Source: Leviathan et al. 2211.17192, algorithm 1; Chen et al. 2302.01318, algorithm 2.
     """
-    for name, value in (("num_samples", num_samples), ("batch_size", batch_size)):
-        if value < 1:
-            raise UsageError(f"{name} is {value}; allowed: 1 or more")
+    for name, value, least in (("K", K, 0), ("num_samples", num_samples, 1), ("batch_size", batch_size, 1)):
+        if value < least:
+            raise UsageError(f"{name} is {value}; allowed: {least} or more")
     ids = _plain_ids(target, prompt)
     verifier = _as_target(target, ids, "target")
     guesser = draft if _is_drafter(draft) else Small(_as_target(draft, ids, "draft"), verifier)
@@ -330,6 +285,8 @@ def speculative_decode(
     for emission in decode(
         verifier, guesser, request, num_draft_tokens=K, slots=min(batch_size, num_samples), rule=rule
     ):
+        if emission.error is not None:
+            raise emission.error
         rows[emission.index] += emission.ids
     width = max(map(len, rows))
     return torch.tensor([row + row[-1:] * (width - len(row)) for row in rows], dtype=torch.int64)

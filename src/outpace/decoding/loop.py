@@ -14,17 +14,22 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from outpace.decoding.control import Control, Fixed
+from outpace.decoding.judging import check_rule
+from outpace.decoding.processors import Processor, check_branching
 from outpace.decoding.stats import Speculation, Tally, Timing, timing
-from outpace.decoding.turn import Batch, Turn, check_rule, first_turn, take_turn
+from outpace.decoding.turn import Batch, Turn, first_turn, take_turn
+from outpace.drafters.budget import CHAIN, Branching
 from outpace.drafters.drafter import Drafter
-from outpace.errors import UnsupportedError, UsageError
+from outpace.errors import NumericsError, UnsupportedError, UsageError
 from outpace.models.target import Target
 from outpace.verification.probabilities import Sampling
+from outpace.verification.rules import CHAIN_ONLY
 
 StopRule = Callable[[Sequence[int]], bool]
 """Whether the new ids so far, the prompt excluded, end here. Asked after every single token."""
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "error"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,7 @@ class Request:
         seed: None draws a fresh one. With a seed and no named rule, the shared-noise coupling is in force.
         sample: which of several samples of the same prompt and seed.
         stops: further stop rules.
+        processors: change the target's logits before the law is read off them, in this order.
     """
 
     ids: Sequence[int]
@@ -48,6 +54,7 @@ class Request:
     seed: int | None = None
     sample: int = 0
     stops: Sequence[StopRule] = ()
+    processors: tuple[Processor, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,8 @@ class Emission:
         ids: the new tokens, cut at the stop.
         drafted: whether each was drafted (and accepted) rather than the target's own.
         logprobs: one entry a token, where asked for.
-        finish: why the request ended, on its last emission.
+        finish: why the request ended, on its last emission; ``error`` where its logits were no distribution.
+        error: what was wrong then.
         speculation, timing: the figures of the whole request, on its last emission.
     """
 
@@ -82,6 +90,7 @@ class Emission:
     finish: FinishReason | None = None
     speculation: Speculation | None = None
     timing: Timing | None = None
+    error: NumericsError | None = None
 
 
 @dataclass
@@ -97,6 +106,7 @@ class _Row:
     prefill_s: float = 0.0
     begun: float = 0.0
     finish: FinishReason | None = None
+    error: NumericsError | None = None
 
     def take(self, tokens: list[int]) -> int:
         """Add tokens one by one until a rule ends the text; how many stand."""
@@ -121,6 +131,7 @@ def decode(
     requests: Sequence[Request],
     *,
     num_draft_tokens: int = 4,
+    control: Control | None = None,
     slots: int | None = None,
     rule: str | None = None,
     logprobs: int | None = None,
@@ -131,7 +142,8 @@ def decode(
     Args:
         target, drafter: who verifies and who guesses; None decodes plainly.
         requests: what to continue.
-        num_draft_tokens: drafts a turn at most, 0 or more; fewer where the request or the context has less room.
+        num_draft_tokens: the length of every chain, 0 or more; less where the request or the context has less room.
+        control: chooses what each turn drafts, in place of ``num_draft_tokens``; it belongs to this call alone.
         slots: how many requests are decoded at once; None takes all of them.
         rule: a named acceptance rule, or None for the best one that fits.
         logprobs: how many alternatives to list beside each token's log-probability; None lists nothing.
@@ -139,24 +151,26 @@ def decode(
 
     Raises:
         UsageError: a request is empty or does not fit the context, or an option is out of range; before any work.
-        UnsupportedError: a drafter was given for a target that cannot rewind; before any work.
-        NumericsError: the target's logits are no distribution.
+        UnsupportedError: the target cannot verify such drafts, or a processor cannot follow them; before any work.
+
+    A request whose logits are no distribution ends with an error and leaves the others alone.
     """
-    _check(target, requests, num_draft_tokens, slots, rule)
-    if drafter is not None and num_draft_tokens and not target.can_rewind:
-        raise UnsupportedError(
-            f"the target {target.name!r} cannot rewind, so it cannot verify the drafts of {drafter.name!r}; "
-            "allowed: plain decoding",
-            hint="leave the drafter out",
-        )
-    return _decode(target, drafter, requests, num_draft_tokens, slots, rule, logprobs, observer)
+    if num_draft_tokens < 0:
+        raise UsageError(f"num_draft_tokens is {num_draft_tokens}; allowed: 0 (plain decoding) or more")
+    control = control or Fixed(CHAIN, num_draft_tokens, num_draft_tokens)
+    _check(target, requests, slots, rule)
+    if drafter is not None and control.max_depth:
+        _check_drafts(target, drafter, control.branching, requests, rule)
+    else:
+        drafter = None
+    return _decode(target, drafter, requests, control, slots, rule, logprobs, observer)
 
 
 def _decode(
     target: Target,
     drafter: Drafter | None,
     requests: Sequence[Request],
-    depth: int,
+    control: Control,
     slots: int | None,
     rule: str | None,
     logprobs: int | None,
@@ -172,13 +186,15 @@ def _decode(
     if not waiting:
         return
     slots = min(slots or len(waiting), len(waiting))
-    depth = min(depth, max(row.limit for row in waiting))  # more than that is never drafted
-    positions = max(len(row.request.ids) + row.limit for row in waiting) + depth
+    in_flight = control.max_nodes if drafter is not None else 0
+    if control.branching.is_chain:
+        in_flight = min(in_flight, max(row.limit for row in waiting))  # a longer one is never drafted
+    positions = max(len(row.request.ids) + row.limit for row in waiting) + in_flight
     batch = Batch(
         target=target,
         state=target.open(slots, positions),
-        drafter=drafter if depth else None,
-        draft_state=drafter.open(slots, positions) if drafter is not None and depth else None,
+        drafter=drafter,
+        draft_state=drafter.open(slots, positions) if drafter is not None else None,
         rule=rule,
     )
     rows: list[_Row] = []
@@ -186,21 +202,24 @@ def _decode(
         fresh = [waiting.popleft() for _ in range(min(len(waiting), slots - len(rows)))]
         if fresh:
             turn = _admit(batch, fresh)
+            control.admit(len(fresh))
             rows += fresh
             yield from _emit(turn, fresh, drafter, rule, logprobs, observer)
         else:
-            limits = [_room(row, depth) for row in rows]
-            turn = take_turn(batch, limits)
+            turn = take_turn(batch, control.budget([_room(row) for row in rows], batch.state.lengths))
+            control.learn(turn)
             yield from _emit(turn, rows, drafter, rule, logprobs, observer)
         if any(row.finish for row in rows):
             going = [place for place, row in enumerate(rows) if row.finish is None]
             batch.select(going)
+            control.select(going)
             rows = [rows[place] for place in going]
 
 
 def _admit(batch: Batch, fresh: list[_Row]) -> Turn:
     """Prefill new requests together and note when each began."""
     for row in fresh:
+        batch.processors.append(row.request.processors)
         batch.samplings.append(row.request.sampling)
         batch.coupled.append(row.request.seed is not None and batch.rule is None and not row.request.sampling.greedy)
         batch.seeds.append(secrets.randbits(63) if row.request.seed is None else row.request.seed)
@@ -222,10 +241,13 @@ def _emit(
     """Cut what each row emitted at its stop, count it, and pass it on."""
     if observer is not None:
         observer(turn, [row.index for row in rows])
-    depths = turn.proposal.tree.depths()
-    deepest = depths.amax(1).tolist() if depths.shape[1] else [0] * len(rows)
+    deepest = turn.proposal.tree.heights()
     counts = turn.proposal.tree.num_nodes.tolist()
     for place, row in enumerate(rows):
+        if turn.errors[place] is not None:
+            row.finish, row.error = "error", turn.errors[place]
+            yield _last(row, [], [], None if logprobs is None else [], drafter, rule)
+            continue
         first = not row.new
         tokens = turn.emitted[place]
         kept = row.take(tokens)
@@ -238,7 +260,7 @@ def _emit(
         if not first:
             row.tally.add(
                 rule=turn.rules[place],
-                lossless=turn.verdict.lossless,
+                lossless=turn.lossless[place],
                 drafted=counts[place],
                 depth=deepest[place],
                 matched=len(path),
@@ -270,6 +292,7 @@ def _last(
         row.finish or "length",
         row.tally.speculation(method),
         timing(row.prefill_s, spent, len(row.new)),
+        row.error,
     )
 
 
@@ -292,20 +315,42 @@ def _limit(target: Target, request: Request) -> int:
     return room if request.max_new_tokens is None else min(request.max_new_tokens, room)
 
 
-def _room(row: _Row, depth: int) -> int:
+def _room(row: _Row) -> int:
     """Drafts that can still be used: the turn emits one token of its own. The limit lies within the context already."""
-    return max(0, min(depth, row.limit - len(row.new) - 1))
+    return max(0, row.limit - len(row.new) - 1)
 
 
-def _check(
-    target: Target,
-    requests: Sequence[Request],
-    num_draft_tokens: int,
-    slots: int | None,
-    rule: str | None,
+def _check_drafts(
+    target: Target, drafter: Drafter, branching: Branching, requests: Sequence[Request], rule: str | None
 ) -> None:
-    if num_draft_tokens < 0:
-        raise UsageError(f"num_draft_tokens is {num_draft_tokens}; allowed: 0 (plain decoding) or more")
+    """Refuse drafts that the drafter cannot make, the target cannot verify or a rule or processor cannot judge."""
+    if not target.can_rewind:
+        raise UnsupportedError(
+            f"the target {target.name!r} cannot rewind, so it cannot verify the drafts of {drafter.name!r}; "
+            "allowed: plain decoding",
+            hint="leave the drafter out",
+        )
+    if branching.kind not in drafter.branchings:
+        raise UsageError(
+            f"tree is {branching}, and the drafter {drafter.name!r} cannot draft that; "
+            f"allowed: {', '.join(sorted(drafter.branchings))}"
+        )
+    if branching.is_chain:
+        return
+    if not target.can_tree:
+        raise UnsupportedError(
+            f"tree is {branching}, and the target {target.name!r} cannot score a tree in one pass; allowed: chain"
+        )
+    if rule in CHAIN_ONLY:
+        raise UsageError(
+            f"rule is {rule!r} and tree is {branching}; allowed: a chain, or another rule",
+            hint="greedy, match, tree-rejection and traversal judge trees",
+        )
+    for request in requests:
+        check_branching(request.processors, branching)
+
+
+def _check(target: Target, requests: Sequence[Request], slots: int | None, rule: str | None) -> None:
     if slots is not None and slots < 1:
         raise UsageError(f"slots is {slots}; allowed: 1 or more requests at a time")
     check_rule(rule, [request.sampling for request in requests])

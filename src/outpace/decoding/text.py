@@ -31,11 +31,12 @@ class Text:
         logging.set_verbosity_error()
         try:
             self.tokenizer: Any = AutoTokenizer.from_pretrained(str(folder))
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:  # the tokenizers package raises the bare class for a malformed file
             reason = str(error).partition("\n")[0].rstrip(" :")
             raise WeightsError(
                 f"no tokenizer can be read from {folder}: {reason}", hint="put tokenizer.json beside the weights"
             ) from error
+        self.backend: Any = getattr(self.tokenizer, "backend_tokenizer", None)
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
         """The ids the target will read.
@@ -76,8 +77,14 @@ class Text:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of these ids, special tokens left out."""
-        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return text
+        if self.backend is not None:  # the same text, and decoding asks for it after every turn
+            return str(self.backend.decode(list(ids), skip_special_tokens=True))
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def spellings(self, word: str) -> list[list[int]]:
+        """The ids of a word as it stands alone and behind a space."""
+        both = [self.tokenizer.encode(start + word, add_special_tokens=False) for start in ("", " ")]
+        return [list(ids) for place, ids in enumerate(both) if ids and ids not in both[:place]]
 
     def stop_rule(self, strings: Sequence[str]) -> StopRule:
         """A rule that ends a text at the token which completes the first occurrence of any of these strings.
@@ -151,9 +158,9 @@ class TextStream:
 
     def _settle(self, whole: str) -> None:
         """Decode from further on next time, where that gives the same text; keeps long streams linear."""
-        if len(self.ids) - self.base < 64:
+        if len(self.ids) - self.base < 32:
             return
-        middle = len(self.ids) - 16
+        middle = len(self.ids) - 8
         head, tail = self.text.decode(self.ids[self.base : middle]), self.text.decode(self.ids[middle:])
         if self.settled + head + tail == whole:
             self.settled, self.base = self.settled + head, middle

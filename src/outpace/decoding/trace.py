@@ -23,8 +23,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from outpace.decoding.judging import verdict_coins
 from outpace.decoding.loop import Observer, Request
-from outpace.decoding.turn import Turn, verdict_coins
+from outpace.decoding.turn import Turn
 from outpace.drafters.drafter import Drafter
 from outpace.errors import UsageError
 from outpace.models.target import Target
@@ -53,7 +54,7 @@ def tracing(
 class Tracer:
     """Writes one record for every row of every turn; the file is closed after each, so an interrupted trace is whole.
 
-    The first turn replaces what the file held.
+    The first turn replaces what the file held. A row that ended with an error has no record of that turn.
     """
 
     def __init__(self, path: Path, target: Target, drafter: Drafter | None, requests: Sequence[Request]) -> None:
@@ -76,7 +77,9 @@ class Tracer:
     def __call__(self, turn: Turn, indices: list[int]) -> None:
         """Record one turn; ``indices`` are the requests of its rows."""
         trees = turn.proposal.tree.to_lists()
-        records = [self._record(turn, row, index, *trees[row]) for row, index in enumerate(indices)]
+        records = [
+            self._record(turn, row, index, *trees[row]) for row, index in enumerate(indices) if turn.errors[row] is None
+        ]
         with self.path.open("a" if self.header is None else "w", encoding="utf-8") as file:
             for entry in records if self.header is None else [self.header, *records]:
                 file.write(json.dumps(entry, allow_nan=False) + "\n")
@@ -108,7 +111,7 @@ class Tracer:
                 "path": turn.paths[row],
                 "next_token": turn.emitted[row][-1],
                 "rule": turn.rules[row],
-                "lossless": turn.verdict.lossless,
+                "lossless": turn.lossless[row],
             },
             "seed": turn.keys.seeds[row],
             "coins": verdict_coins(turn.rules[row], turn.keys.select([row]), len(tokens) + 1)[0].tolist(),

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from outpace.drafters.budget import Budget, Kind
 from outpace.models.target import Tap, padded
 from outpace.verification.coins import Keys
 from outpace.verification.matching import candidates, race
@@ -49,6 +50,8 @@ class Drafter(Protocol):
 
     name: str
     taps: tuple[Tap, ...]
+    branchings: frozenset[Kind]
+    """How its drafts can branch."""
 
     def open(self, slots: int, positions: int) -> DraftState:
         """An empty batch with room for ``slots`` rows of ``positions`` tokens."""
@@ -61,11 +64,11 @@ class Drafter(Protocol):
     def propose(
         self,
         state: DraftState,
-        limits: list[int],
+        budget: Budget,
         sampling: list[Sampling],
         keys: Keys,
     ) -> Proposal:
-        """Guess at most ``limits[b]`` tokens of row b after all tokens it was told of.
+        """Guess what follows all tokens that each row was told of, within the budget.
 
         Whether a token is submitted may depend on earlier tokens and coins, never on that token itself or on later
         ones (non-anticipation). A draft row that is not finite counts as no draft.
@@ -87,7 +90,8 @@ class Drafter(Protocol):
 
 def chains(drafts: list[list[int]]) -> DraftTree:
     """One chain a row, ragged."""
-    return DraftTree.chain(padded(drafts, -1), torch.tensor([len(draft) for draft in drafts]))
+    counts = [len(draft) for draft in drafts]
+    return DraftTree.chain(padded(drafts, -1), None if len(set(counts)) <= 1 else torch.tensor(counts))
 
 
 def pick(probs: Float[Tensor, "batch vocab"], keys: Keys, depth: int) -> Int[Tensor, " batch"]:

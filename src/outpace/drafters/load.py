@@ -15,12 +15,12 @@ def load_drafter(name: str, target: Target, *, dtype: str = "auto") -> Drafter:
     """Open a drafter for a target.
 
     Args:
-        name: ``lookup``, or the folder or Hugging Face id of a smaller model with the target's vocabulary.
+        name: ``lookup``, or the folder or Hugging Face id of a smaller model with the target's tokenizer.
         target: the model to be accelerated.
         dtype: of a model drafter, as in ``load_target``.
 
     Raises:
-        UsageError: the name is empty, ``small`` without a model, or the vocabularies differ.
+        UsageError: the name is empty, ``small`` without a model, or as in ``Small``.
         WeightsError, UnsupportedError: as in ``load_target``.
     """
     if name == "lookup":

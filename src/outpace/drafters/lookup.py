@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from outpace.drafters.budget import Budget, Kind
 from outpace.drafters.drafter import DraftState, Features, Proposal, chains
 from outpace.errors import UsageError
 from outpace.models.target import Tap
@@ -45,10 +46,10 @@ class History:
         if ends or not size:
             agree[:] = 0
         else:
-            grown = np.empty_like(agree)
-            grown[0] = 1
-            grown[1:] = agree[:-1] + 1  # agree at the new place j continues the match that ended at j - 1
-            agree[:] = np.where(self.ids[:size] == token, grown, 0)
+            agree[1:] = agree[:-1]  # a match that ends at place j continues the one that ended at j - 1
+            agree[0] = 0
+            agree += 1
+            agree *= self.ids[:size] == token
         self.ids[size] = token
         self.agree[size] = 0
         self.size += 1
@@ -80,6 +81,7 @@ class Lookup:
 
     name = "lookup"
     taps: tuple[Tap, ...] = ()
+    branchings: frozenset[Kind] = frozenset({"chain"})
 
     def __init__(self, *, min_match: int = 1, eos_ids: tuple[int, ...] = ()) -> None:
         if min_match < 1:
@@ -98,9 +100,10 @@ class Lookup:
             rows.append(History.with_room(max(min(_own(state).positions, ROOM), len(prompt), 1)))
             self._extend(rows[-1], prompt)
 
-    def propose(self, state: DraftState, limits: list[int], sampling: list[Sampling], keys: Keys) -> Proposal:
-        """A chain of at most ``limits[b]`` copied tokens a row; empty where nothing agrees."""
-        return Proposal(chains([self._copy(row, limit) for row, limit in zip(_own(state).rows, limits, strict=True)]))
+    def propose(self, state: DraftState, budget: Budget, sampling: list[Sampling], keys: Keys) -> Proposal:
+        """A chain of copied tokens a row, as deep as the budget allows; empty where nothing agrees."""
+        rows = zip(_own(state).rows, budget.depths, strict=True)
+        return Proposal(chains([self._copy(row, depth) for row, depth in rows]))
 
     def commit(self, state: DraftState, emitted: list[list[int]], features: list[Features] | None) -> None:
         """Index what was emitted."""
@@ -123,7 +126,7 @@ class Lookup:
         place = row.size - 2 - int(agree[::-1].argmax())  # the latest of the longest
         if agree[place] < self.min_match:
             return []
-        source = row.ids[place + 1 : row.size].tolist()
+        source = row.ids[place + 1 : min(row.size, place + 1 + limit)].tolist()
         draft: list[int] = []
         for step in range(limit):
             draft.append(source[step % len(source)])

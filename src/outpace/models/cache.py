@@ -4,6 +4,8 @@ Knows nothing of attention or of what the tokens mean. Every batch row has its o
 and must be masked or overwritten, never read.
 """
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -82,11 +84,11 @@ class Cache:
                 hint="open it with more positions: prompt, new tokens and drafts in flight",
             )
 
-    def places(self, rows: range, starts: list[int], time: int) -> Places:
+    def places(self, rows: Sequence[int], starts: list[int], time: int) -> Places:
         """Where ``time`` tokens behind each row's start belong, in every layer."""
         device = self.keys.device
         behind = torch.tensor(starts, dtype=torch.int64, device=device)[:, None] + torch.arange(time, device=device)
-        return torch.arange(rows.start, rows.stop, device=device)[:, None], behind
+        return torch.tensor(rows, dtype=torch.int64, device=device)[:, None], behind
 
     def write(self, layer: int, places: Places, entries: Float[Tensor, "batch time both_heads width"]) -> None:
         """Put one layer's keys, and behind them its values, at their places; lengths stay as they are."""

@@ -23,6 +23,7 @@ from outpace.models.target import Scores, State, Tap
 from outpace.verification.tree import DraftTree
 
 PREFILL_TOKENS = 512  # tokens of a prefill forward, over all rows: bounds the memory of activations
+FILL = 0.75  # rows whose texts fill less of a common rectangle than this attend one by one
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,21 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class _Part:
+    """Neighbouring rows that attend together: their keys and values in every layer, and a mask a kind of layer."""
+
+    rows: slice
+    contexts: list[KeysValues]
+    masks: dict[int | None, Tensor | None]
+
+
+@dataclass(frozen=True)
 class _Shared:
     """What all layers of one forward have in common: where to write and read, and the rotation."""
 
     cache: Cache
     places: Places
-    contexts: list[KeysValues]
+    parts: list[_Part]
     cos: Float[Tensor, "batch time heads width"]
     sin: Float[Tensor, "batch time heads width"]
 
@@ -116,20 +126,25 @@ class Transformer:
         cache = _cache(state)
         count, time = ids.shape
         cache.require([0] * count, time)
-        rows = cache.admit(count)
-        chunk = max(1, PREFILL_TOKENS // count)
-        states, features = [], []
-        for start in range(0, time, chunk):
-            block = ids[:, start : start + chunk].to(self.device)
-            places = torch.arange(start, start + block.shape[1], device=self.device).expand(count, -1)
-            triangle = places[:, :, None] >= torch.arange(start + block.shape[1], device=self.device)
-            hidden, seen = self._forward(cache, rows, [start] * count, block, places, triangle, taps)
-            states.append(hidden)
-            features.append(seen)
-        ends = torch.tensor(lengths, device=self.device) - 1
-        last = torch.cat(states, 1)[torch.arange(count, device=self.device), ends]
-        cache.lengths[rows.start :] = lengths
-        return Scores(self.head(last[:, None]), torch.cat(features, 1) if taps else None)
+        first = cache.admit(count).start
+        last = torch.zeros(count, 1, self.shape.hidden_size, dtype=self.dtype, device=self.device)
+        features = torch.zeros(*ids.shape, len(taps), self.shape.hidden_size, dtype=self.dtype, device=self.device)
+        start = 0
+        while going := [row for row in range(count) if lengths[row] > start]:  # a prompt that has ended costs nothing
+            block = ids[going, start : start + max(1, PREFILL_TOKENS // len(going))].to(self.device)
+            stop = start + block.shape[1]
+            places = torch.arange(start, stop, device=self.device).expand(len(going), -1)
+            triangle = places[:, :, None] >= torch.arange(stop, device=self.device)
+            rows = [first + row for row in going]
+            hidden, seen = self._forward(cache, rows, [start] * len(going), block, places, triangle, taps)
+            for place, row in enumerate(going):
+                if lengths[row] <= stop:
+                    last[row, 0] = hidden[place, lengths[row] - 1 - start]
+            if taps:
+                features[going, start:stop] = seen
+            start = stop
+        cache.lengths[first:] = lengths
+        return Scores(self.head(last), features if taps else None)
 
     @torch.inference_mode()
     def score(self, state: State, last: Int[Tensor, " batch"], tree: DraftTree, taps: tuple[Tap, ...] = ()) -> Scores:
@@ -141,7 +156,7 @@ class Transformer:
         starts = torch.tensor(lengths, device=self.device)
         places = tree.positions(starts)
         visible = _tree_mask(tree, starts, max(lengths) + ids.shape[1])
-        hidden, features = self._forward(cache, range(len(lengths)), lengths, ids, places, visible, taps)
+        hidden, features = self._forward(cache, list(range(len(lengths))), lengths, ids, places, visible, taps)
         return Scores(self.head(hidden), features if taps else None)
 
     def keep(self, state: State, path: Int[Tensor, "batch depth"], num_accepted: list[int]) -> None:
@@ -161,7 +176,7 @@ class Transformer:
     def _forward(
         self,
         cache: Cache,
-        rows: range,
+        rows: list[int],
         starts: list[int],
         ids: Int[Tensor, "batch time"],
         places: Int[Tensor, "batch time"],
@@ -173,16 +188,15 @@ class Transformer:
         shared = _Shared(
             cache,
             cache.places(rows, starts, ids.shape[1]),
-            cache.read(rows, max(starts) + ids.shape[1]),
+            self._parts(cache, rows, starts, visible, places),
             *self._turns(places),
         )
-        masks = self._masks(visible, places, starts)
         # The residual stream stays in fp32 or better: a norm computes there anyway, and sixty sums round less.
         hidden = functional.embedding(ids, self.embeddings).to(self.last_norm.dtype)
         seen: dict[Tap, Tensor] = {0: hidden}
         for index, (layer, window) in enumerate(zip(self.blocks, shape.windows, strict=True)):
             normed = functional.rms_norm(hidden, (shape.hidden_size,), layer.attention_norm, eps).to(self.dtype)
-            hidden = hidden + layer.output(self._attend(layer, index, normed, shared, masks[window]))
+            hidden = hidden + layer.output(self._attend(layer, index, normed, shared, window))
             normed = functional.rms_norm(hidden, (shape.hidden_size,), layer.feed_forward_norm, eps).to(self.dtype)
             gate, up = layer.gate_up(normed).chunk(2, -1)
             hidden = hidden + layer.down(functional.silu(gate) * up)
@@ -198,7 +212,7 @@ class Transformer:
         index: int,
         normed: Float[Tensor, "batch time hidden"],
         shared: "_Shared",
-        mask: Float[Tensor, "batch 1 queries context"] | None,
+        window: int | None,
     ) -> Float[Tensor, "batch time projected"]:
         """Grouped attention. The queries of one group are stacked as rows, so that keys are never repeated."""
         shape = self.shape
@@ -211,11 +225,15 @@ class Transformer:
             mixed = torch.cat((queries, keys, mixed[:, :, -groups:]), 2)
         turned = rotate(mixed, shared.cos, shared.sin)
         shared.cache.write(index, shared.places, turned[:, :, heads:])
-        all_keys, all_values = shared.contexts[index]
         stacked = turned[:, :, :heads].reshape(batch, time, groups, heads // groups, width).permute(0, 2, 3, 1, 4)
-        out = functional.scaled_dot_product_attention(
-            stacked.reshape(batch, groups, -1, width), all_keys, all_values, attn_mask=mask
-        )
+        stacked = stacked.reshape(batch, groups, -1, width)
+        outs = [
+            functional.scaled_dot_product_attention(
+                stacked[part.rows], *part.contexts[index], attn_mask=part.masks[window]
+            )
+            for part in shared.parts
+        ]
+        out = outs[0] if len(outs) == 1 else torch.cat(outs)
         return out.view(batch, groups, heads // groups, time, width).permute(0, 3, 1, 2, 4).reshape(batch, time, -1)
 
     def _turns(
@@ -229,6 +247,26 @@ class Transformer:
             torch.cat((cos.expand(-1, -1, turning, -1), torch.ones_like(cos).expand(-1, -1, still, -1)), 2),
             torch.cat((sin.expand(-1, -1, turning, -1), torch.zeros_like(sin).expand(-1, -1, still, -1)), 2),
         )
+
+    def _parts(
+        self,
+        cache: Cache,
+        rows: list[int],
+        starts: list[int],
+        visible: Bool[Tensor, "batch time context"],
+        places: Int[Tensor, "batch time"],
+    ) -> list[_Part]:
+        """All rows together where that wastes little; else row by row, each with no more context than it has."""
+        time, count = places.shape[1], len(rows)
+        ends = [start + time for start in starts]
+        whole = rows == list(range(rows[0], rows[0] + count)) and sum(ends) >= FILL * count * max(ends)
+        cuts = [slice(0, count)] if whole else [slice(place, place + 1) for place in range(count)]
+        parts = []
+        for cut in cuts:
+            length, own = max(ends[cut]), rows[cut]
+            masks = self._masks(visible[cut, :, :length], places[cut], starts[cut])
+            parts.append(_Part(cut, cache.read(range(own[0], own[-1] + 1), length), masks))
+        return parts
 
     def _masks(
         self,

@@ -6,6 +6,7 @@ Knows nothing of what the coins decide. There is no generator object and no glob
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -32,10 +33,25 @@ def _mix(value: int) -> int:
 
 def stream_key(seed: int, sample: int, position: int, purpose: Purpose) -> int:
     """One 64-bit key for a row at a position: distinct arguments give unrelated streams."""
-    key = _mix(seed & _MASK)
-    for part in (sample, position, _PURPOSES.index(purpose)):
+    key = _row_key(seed, sample)
+    for part in (position, _PURPOSES.index(purpose)):
         key = _mix(key ^ _mix(part & _MASK))
     return key
+
+
+@lru_cache(maxsize=4096)
+def _row_key(seed: int, sample: int) -> int:
+    """What all keys of a row have in common."""
+    return _mix(_mix(seed & _MASK) ^ _mix(sample & _MASK))
+
+
+FEW = 64
+"""So many coins are sooner mixed one by one than by twenty operations on a tensor; they are the same coins."""
+
+
+def _coin(key: int, counter: int) -> float:
+    """Coin number ``counter`` of a stream: one entry of ``uniforms``."""
+    return (_mix(key ^ (counter * _FIRST & _MASK)) >> 11) * 2.0**-53
 
 
 def uniforms(keys: Sequence[int], counters: Int[Tensor, "streams counters"]) -> Float[Tensor, "streams counters"]:
@@ -89,8 +105,11 @@ class Keys:
     def coins(self, purpose: Purpose, count: int, device: torch.device | None = None) -> Float[Tensor, "batch coins"]:
         """``count`` uniforms a row for one purpose."""
         rows = zip(self.seeds, self.samples, self.starts, strict=True)
-        counters = torch.arange(count, device=device).expand(len(self.seeds), count)
-        return uniforms([stream_key(*row, purpose) for row in rows], counters)
+        streams = [stream_key(*row, purpose) for row in rows]
+        if count * len(streams) <= FEW:
+            coins = [[_coin(stream, counter) for counter in range(count)] for stream in streams]
+            return torch.tensor(coins, dtype=torch.float64, device=device).view(len(streams), count)
+        return uniforms(streams, torch.arange(count, device=device).expand(len(streams), count))
 
     def select(self, rows: Sequence[int]) -> "Keys":
         """The keys of some rows."""

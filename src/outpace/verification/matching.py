@@ -10,6 +10,8 @@ the law is the target's. A later sibling with an earlier one's token adds nothin
 equal children is followed must not depend on what was chosen below them.
 """
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor
@@ -19,23 +21,53 @@ from outpace.verification.probabilities import argmax, draw, settle_ties
 from outpace.verification.tree import DraftTree
 from outpace.verification.verdict import Coins, DraftRows, Rule, TargetRows, Verdict
 
+Choose = Callable[[list[int], list[int]], list[int]]
+"""``(batch rows, rows of the tree) -> tokens``: what the target chooses there. Row 0 is the root, row 1 + i node i."""
 
-def follow(choice: Int[Tensor, "batch rows"], tree: DraftTree, rule: str, lossless: bool = True) -> Verdict:
-    """The path along which the draft agrees with a choice made at every row, and the first choice without a child.
 
-    Callers that have chosen already (an argmax of raw logits, a draw, a race) need no probabilities here.
+def walk(tree: DraftTree, choose: Choose, rule: str) -> Verdict:
+    """The path along which the draft agrees with the target's choices, and the first choice without a child.
+
+    Choices are asked for step by step, and only where a path has come by: most of a draft is never looked at.
 
     Args:
-        choice: the target's token at the root (column 0) and at every node (column 1 + i); filler is not read.
+        choose: the target's tokens at some rows; -1 ends that path with token 0, for a row that has no choice.
         rule: the name that the verdict carries.
     """
-    agrees = tree.tokens == choice.gather(1, tree.parents + 1)
-    reached = _reached(agrees.to(choice.dtype), tree)
-    # The nodes reached are one path, and a parent stands before its child: the last one is the end.
-    places = torch.arange(reached.shape[1], device=choice.device)
-    end = (places * reached).amax(1)
-    next_token = choice.gather(1, end[:, None]).squeeze(1)
-    return Verdict(tree.path_to(end - 1), reached[:, 1:].sum(1), next_token, rule, lossless)
+    rows = zip(*(part.tolist() for part in (tree.tokens, tree.parents, tree.num_nodes)), strict=True)
+    children = [_first_children(*row) for row in rows]
+    paths: list[list[int]] = [[] for _ in children]
+    final = [0] * len(children)
+    going = list(range(len(children)))
+    while going:
+        places = [paths[row][-1] + 1 if paths[row] else 0 for row in going]
+        further = []
+        for row, place, token in zip(going, places, choose(going, places), strict=True):
+            child = children[row].get((place - 1, token))
+            if child is None:
+                final[row] = max(token, 0)
+            else:
+                paths[row].append(child)
+                further.append(row)
+        going = further
+    depth = max(map(len, paths), default=0)
+    padded = [path + [-1] * (depth - len(path)) for path in paths]
+    new = tree.tokens.new_tensor
+    return Verdict(new(padded).view(len(paths), depth), new([len(path) for path in paths]), new(final), rule, True)
+
+
+def _first_children(tokens: list[int], parents: list[int], count: int) -> dict[tuple[int, int], int]:
+    """The first child with each token, by parent and token."""
+    child: dict[tuple[int, int], int] = {}
+    for node in range(count):
+        child.setdefault((parents[node], tokens[node]), node)
+    return child
+
+
+def follow(choice: Int[Tensor, "batch rows"], tree: DraftTree, rule: str) -> Verdict:
+    """The walk by choices that were made at every row: ``choice[b, 0]`` at the root, ``choice[b, 1 + i]`` at node i."""
+    table = choice.tolist()
+    return walk(tree, lambda rows, places: [table[row][place] for row, place in zip(rows, places, strict=True)], rule)
 
 
 def _reached(steps: Num[Tensor, "batch nodes"], tree: DraftTree) -> Num[Tensor, "batch rows"]:

@@ -48,6 +48,11 @@ class Sampling:
             raise UsageError(f"min_p is {self.min_p}; allowed: 0 (off) up to, not including, 1")
 
     @property
+    def truncates(self) -> bool:
+        """Whether a filter takes tokens away."""
+        return not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
+    @property
     def greedy(self) -> bool:
         """Whether every draw is the argmax."""
         return self.temperature <= GREEDY_BELOW
@@ -56,7 +61,7 @@ class Sampling:
 _BLOCK = 256
 """Rows are searched in two levels, block sums or maxima first: reductions are fast and exact, scans are neither."""
 
-_RANKS = (64, 1024, 8192)
+_RANKS = 64
 """How many most probable tokens are looked at first: sorting 49,152 takes fifty times as long as taking 64."""
 
 
@@ -98,27 +103,24 @@ def draw(probs: Float[Tensor, "*lead vocab"], uniforms: Float[Tensor, "*lead"]) 
     otherwise than the cumulative masses cannot matter, as what is handed down is a share.
 
     Args:
-        probs: non-negative, with a positive sum; rows need not be normalised. A row without mass is the caller's fault.
+        probs: non-negative, with a positive sum; rows need not be normalised. A row without mass gives some token.
         uniforms: in [0, 1).
     """
     blocks = _blocks(probs, 0.0)
-    block, share = _first_above(blocks.sum(-1), uniforms)
-    token, _ = _first_above(_block(blocks, block), share)
-    return block * blocks.shape[-1] + token
+    count, width = blocks.shape[-2:]
+    mass = blocks.sum(-1)
+    reached = mass.cumsum(-1, dtype=torch.float64)
+    point = uniforms[..., None] * reached[..., -1:]
+    block = torch.searchsorted(reached, point, right=True).clamp_(max=count - 1)
+    within, own = _block(blocks, block.squeeze(-1)).cumsum(-1, dtype=torch.float64), mass.gather(-1, block)
+    left = (point - (reached.gather(-1, block) - own)).clamp_(min=0)
+    point = left.minimum(within[..., -1:] * _BELOW)  # the block's two sums may have been rounded otherwise
+    token = torch.searchsorted(within, point, right=True).clamp_(max=width - 1)
+    return (block * width + token).squeeze(-1)
 
 
-def _first_above(
-    mass: Float[Tensor, "*lead places"], share: Float[Tensor, "*lead"]
-) -> tuple[Int[Tensor, "*lead"], Float[Tensor, "*lead"]]:
-    """The first place whose cumulative mass exceeds a share of the total, and at what share of that place.
-
-    A point at or past the total, by rounding, falls to the last place that has mass.
-    """
-    reached = mass.double().cumsum(-1)
-    point = share * reached[..., -1]
-    index = ((reached <= point[..., None]) & (reached < reached[..., -1:])).sum(-1, keepdim=True)
-    before = pad(reached, (1, 0)).gather(-1, index).squeeze(-1)
-    return index.squeeze(-1), (point - before) / mass.gather(-1, index).squeeze(-1)
+_BELOW = 1 - 2.0**-53
+"""Times a double, this rounds to the double before it."""
 
 
 def settle_ties(
@@ -157,26 +159,49 @@ def probability_rows(logits: Float[Tensor, "*lead vocab"], sampling: Sampling) -
     if sampling.greedy:
         return torch.zeros_like(scores).scatter_(-1, argmax(scores)[0][..., None], 1.0)
     probs = (scores if sampling.temperature == 1 else scores / sampling.temperature).softmax(-1)
-    if sampling.top_k == 0 and sampling.top_p == 1 and sampling.min_p == 0:
+    if not sampling.truncates:
         return probs
-    return _truncate(probs.reshape(-1, probs.shape[-1]), sampling, _RANKS).view_as(probs)
+    return _truncate(probs.reshape(-1, probs.shape[-1]), sampling).view_as(probs)
 
 
-def _truncate(
-    probs: Float[Tensor, "rows vocab"], sampling: Sampling, ladder: tuple[int, ...]
-) -> Float[Tensor, "rows vocab"]:
-    """The filters by the first number of ranks that can settle them; rows that need more climb the ladder alone."""
+def _truncate(probs: Float[Tensor, "rows vocab"], sampling: Sampling) -> Float[Tensor, "rows vocab"]:
+    """The filters by the most probable tokens where these settle them; other rows are ranked one by one."""
     vocab = probs.shape[-1]
-    ranks, *higher = (*(ranks for ranks in ladder if sampling.top_k < ranks < vocab), vocab)
+    ranks = min(max(_RANKS, sampling.top_k + 1), vocab)
     values, ids = probs.topk(ranks, dim=-1)
     kept = _count_kept(values, sampling)
     ids = settle_ties(probs, values, ids, kept)
     values = values.where(torch.arange(ranks, device=probs.device) < kept[:, None], 0.0)
     # Added, not written: a tie may have brought an id forward that still stands behind the border, with nothing.
     law = torch.zeros_like(probs).scatter_add_(-1, ids, values / values.sum(-1, keepdim=True))
-    if higher and bool((short := kept == ranks).any()):
-        law[short] = _truncate(probs[short], sampling, tuple(higher))
+    if ranks < vocab:
+        for row in (kept == ranks).nonzero()[:, 0].tolist():
+            law[row] = _truncate_flat(probs[row], sampling)
     return law
+
+
+def _truncate_flat(probs: Float[Tensor, " vocab"], sampling: Sampling) -> Float[Tensor, " vocab"]:
+    """The same for one row with many tokens to keep, where ``top_k`` is off."""
+    kept = _nucleus(probs, sampling.top_p) & (probs.double() >= sampling.min_p * probs.max().double())
+    law = probs.where(kept, 0.0)
+    return law / law.sum()
+
+
+def _nucleus(probs: Float[Tensor, " vocab"], top_p: float) -> Bool[Tensor, " vocab"]:
+    """The smallest set of most probable tokens whose mass reaches ``top_p``, without sorting them all.
+
+    A positive number's bits rank as it does: their upper half is a bin. Bins are summed from the top, and only the
+    tokens of the bin in which the mass is reached are sorted.
+    """
+    whole, half = (torch.int64, 48) if probs.dtype == torch.float64 else (torch.int32, 16)
+    bins = probs.view(whole) >> half
+    reached = torch.bincount(bins, weights=probs.double()).flip(0).cumsum(0)
+    place = min(int((reached < top_p).sum()), len(reached) - 1)
+    border, before = len(reached) - 1 - place, float(reached[place - 1]) if place else 0.0
+    inside = (bins == border).nonzero()[:, 0]
+    values, order = probs[inside].double().sort(descending=True, stable=True)  # stable: of equals the lower id first
+    chosen = inside[order[before + values.cumsum(0) - values < top_p]]
+    return (bins > border).index_fill(0, chosen, True) & (probs > 0)
 
 
 def _count_kept(values: Float[Tensor, "*lead ranks"], sampling: Sampling) -> Int[Tensor, "*lead"]:

@@ -124,6 +124,13 @@ class DraftTree:
         """Distance from the root: 1 for the root's children, 0 for filler."""
         return self._ancestors.sum(-1)
 
+    def heights(self) -> list[int]:
+        """The longest path of each row, in nodes."""
+        if vars(self).get("is_chain"):  # nothing to compute
+            return self.num_nodes.tolist()
+        depths = self.depths()
+        return depths.amax(1).tolist() if depths.shape[1] else [0] * len(depths)
+
     def positions(self, lengths: Int[Tensor, " batch"]) -> Int[Tensor, "batch rows"]:
         """Absolute position of the root (column 0) and of every node (column 1 + i), by depth, not by index.
 

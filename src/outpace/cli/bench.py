@@ -1,0 +1,242 @@
+"""outpace bench: does speculation help on these prompts, on this machine? A table with intervals, and a verdict.
+
+Knows nothing of how it is measured; parses, calls, prints.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from outpace.cli.pull import progress_bar
+from outpace.decoding.options import check
+from outpace.drafters.drafter import Drafter
+from outpace.drafters.load import load_drafter
+from outpace.errors import UsageError
+from outpace.evaluation.benchmark import Protocol, Setting, grouped, measure
+from outpace.evaluation.machine import machine, versions
+from outpace.evaluation.outcome import Row, findings, named, parted, rows, verdict
+from outpace.evaluation.probe import DEPTH, write_probe
+from outpace.evaluation.ties import open_judge
+from outpace.evaluation.workloads import Question, questions, workload
+from outpace.models import weights
+from outpace.models.load import load_target
+from outpace.models.staging import Progress
+from outpace.models.target import Target
+from outpace.verification.probabilities import Sampling
+
+FORMAT_VERSION = 1
+WIDTH = 110  # of the table, at least
+DRAFTING = ("tokens\na forward", "drafts\naccepted", "turns with\nno draft", "near-ties\nper 1,000")
+SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
+HOW = (
+    "drafted and plain decoding interleaved prompt by prompt; wall time of generate, prefill included; medians of "
+    "repeats, then over prompts, or over groups of prompts where several are decoded at once; speed-ups are ratios of "
+    "median tokens per second with 95 % intervals of a paired bootstrap"
+)
+
+Shapes = Annotated[
+    list[str] | None, typer.Option(help="How drafts branch: chain, top-k:K, top-p:P or sampled:K; may be repeated.")
+]
+
+
+def bench(
+    target: Annotated[
+        str, typer.Option(help="The model: a folder, a Hugging Face id, or the default.")
+    ] = weights.DEFAULT,
+    draft: Annotated[str, typer.Option(help="Who drafts: lookup, or a smaller model of the same family.")] = "lookup",
+    dtype: Annotated[str, typer.Option(help="auto (bf16 where it is native), bf16, fp32 or fp64.")] = "auto",
+    device: Annotated[str, typer.Option(help="Where to compute; others than cpu are refused.")] = "cpu",
+    num_draft_tokens: Annotated[
+        list[str] | None, typer.Option(help="Drafts a turn: a number, or auto, the default; may be repeated.")
+    ] = None,
+    tree: Shapes = None,
+    depth: Annotated[int | None, typer.Option(help="The longest path of a tree.")] = None,
+    rule: Annotated[str | None, typer.Option(help="An acceptance rule by name; the best that fits by default.")] = None,
+    temperature: Annotated[list[float] | None, typer.Option(help="0, the default, is greedy; may be repeated.")] = None,
+    top_k: Annotated[int, typer.Option(help="Keep this many most probable tokens; 0 keeps all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Keep the most probable tokens up to this mass; 1 keeps all.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the most probable; 0 keeps all.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="As for generate; a probe without one takes 0.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Of each text, at most.")] = 128,
+    prompts: Annotated[Path | None, typer.Option(help="Your prompts, JSON lines; ours by default.")] = None,
+    category: Annotated[list[str] | None, typer.Option(help="Only these prompts; may be repeated.")] = None,
+    per_category: Annotated[int | None, typer.Option(help="At most so many prompts of each category.")] = None,
+    concurrency: Annotated[int, typer.Option("--concurrency", "--batch-size", help="Prompts decoded at once.")] = 1,
+    budget: Annotated[str, typer.Option(help="Time to measure in: 90s, 3m, 1h.")] = "3m",
+    repeats: Annotated[int, typer.Option(help="Passes over the prompts, if the budget has room for them.")] = 3,
+    probe: Annotated[
+        Path | None, typer.Option(help="Measure nothing: draft at every position of plain texts, into this trace.")
+    ] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+) -> None:
+    """Measure drafted beside plain decoding, on our prompts or yours; exit code 1 where drafting is slower.
+
+    Example: outpace bench --prompts mine.jsonl --num-draft-tokens 4 --num-draft-tokens auto --budget 5m
+    """
+    if draft == "none":
+        raise UsageError("the drafter is 'none'; allowed: one that drafts", hint="plain decoding is measured anyway")
+    if probe is not None:
+        together = None if concurrency == 1 else concurrency
+        _refuse(num_draft_tokens=num_draft_tokens, tree=tree, depth=depth, rule=rule, concurrency=together)
+        _refuse(temperature=temperature)
+    protocol = Protocol(_seconds(budget), repeats, concurrency, max_new_tokens, top_k, top_p, min_p, seed)
+    ways = product(temperature or [0.0], tree or ["chain"], num_draft_tokens or ["auto"])
+    settings = [Setting(_draft_tokens(count), shape, depth, rule, heat) for heat, shape, count in ways]
+    for setting in settings:
+        check(protocol.options(setting, setting.temperature))
+    entries = workload(prompts, category or (), per_category)
+    with progress_bar() as progress:
+        model = load_target(target, dtype=dtype, device=device, progress=progress)
+        drafter = load_drafter(draft, model, dtype=dtype)
+        asked, skipped = questions(entries, model)
+        if probe is None:
+            found, shown, notes = _measured(model, drafter, asked, settings, protocol, progress)
+        else:
+            found, shown, notes = _probed(model, drafter, asked, settings[0], protocol, probe, progress)
+    said = findings(shown, skipped, model.max_positions)
+    source = "outpace" if prompts is None else prompts.name
+    whole = _document(model, drafter, source, found) | {"skipped": [asdict(one) for one in skipped], "findings": said}
+    _show(whole, shown, [*notes, *said], json_output)
+    if said:
+        raise typer.Exit(1)
+
+
+def _measured(
+    model: Target,
+    drafter: Drafter,
+    asked: Sequence[Question],
+    settings: Sequence[Setting],
+    protocol: Protocol,
+    progress: Progress,
+) -> tuple[dict[str, Any], list[Row], list[str]]:
+    measured = measure(model, drafter, grouped(asked, protocol.concurrency), settings, protocol, progress)
+    differ = parted(measured)
+    judge = open_judge(model) if differ else None
+    shown = rows(measured, drafter.name, judge)
+    count = sum(len(group.own) for group in measured.groups)
+    done = {
+        "prompts": count,
+        "prompts_asked": len(asked),
+        "passes": measured.repeats,
+        "seconds": measured.seconds,
+        "judged_in": None if judge is None else judge.dtype,
+    }
+    notes = []
+    if count < len(asked) or measured.repeats < protocol.repeats:
+        notes.append(
+            f"{count} of {len(asked)} prompts, {measured.repeats} of {protocol.repeats} passes: the budget of "
+            f"{protocol.budget_s:g} s held no more"
+        )
+    if differ and judge is None:
+        notes.append("differences from plain texts are not judged: there is no copy in a better precision")
+    found = {"protocol": asdict(protocol) | done, "results": [asdict(row) for row in shown], "verdict": verdict(shown)}
+    return found, shown, notes
+
+
+def _probed(
+    model: Target,
+    drafter: Drafter,
+    asked: Sequence[Question],
+    setting: Setting,
+    protocol: Protocol,
+    path: Path,
+    progress: Progress,
+) -> tuple[dict[str, Any], list[Row], list[str]]:
+    law = Sampling(setting.temperature, protocol.top_k, protocol.top_p, protocol.min_p)
+    tokens, seed = protocol.max_new_tokens, protocol.seed or 0
+    count = write_probe(path, model, drafter, asked, sampling=law, max_new_tokens=tokens, seed=seed, progress=progress)
+    wrote = {"path": str(path), "texts": len(asked), "positions": count, "depth": DEPTH, "seed": seed}
+    found = {"protocol": asdict(law) | {"max_new_tokens": tokens}, "results": [], "probe": wrote}
+    return found, [], [f"{count} positions of {len(asked)} texts probed: {path}"]
+
+
+def _document(model: Target, drafter: Drafter, source: str, found: dict[str, Any]) -> dict[str, Any]:
+    """The JSON document, as ``--json`` prints it."""
+    about = {
+        "how": HOW,
+        "target": model.name,
+        "fingerprint": model.fingerprint,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "drafter": drafter.name,
+        "source": source,
+    }
+    top = {"format_version": FORMAT_VERSION, "machine": machine(), "versions": versions()}
+    return top | found | {"protocol": about | found["protocol"]}
+
+
+def _show(whole: dict[str, Any], shown: Sequence[Row], notes: Sequence[str], json_output: bool) -> None:
+    errors = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+    screen = Console(width=max(WIDTH, Console().width), highlight=False, markup=False)
+    if json_output:
+        sys.stdout.write(json.dumps(whole, indent=2) + "\n")
+    else:
+        for name in dict.fromkeys(map(named, shown)):
+            screen.print(table([row for row in shown if named(row) == name]))
+    for note in notes:
+        errors.print(note)
+    if not json_output and "verdict" in whole:
+        screen.print(whole["verdict"], style="bold", soft_wrap=True)
+
+
+def table(shown: Sequence[Row]) -> Table:
+    """One setting's rows for people: what came of it, and in words."""
+    whole = shown[-1]
+    lossless = "" if whole.lossless else ", not lossless"
+    title = f"{whole.method}, {named(whole)}, {whole.batch} at a time, rule {whole.rule}{lossless}: tokens per second"
+    drawn = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    columns = ("category", "prompts", "plain", "drafted", "speed-up", "", *DRAFTING)
+    for place, column in enumerate(columns):
+        drawn.add_column(column, justify="left" if place in (0, 5) else "right", no_wrap=place in (0, 4))
+    for row in shown:
+        drawn.add_row(
+            row.category,
+            str(row.prompts),
+            f"{row.baseline_tokens_per_second:.1f}",
+            f"{row.tokens_per_second:.1f}",
+            row.figure,
+            row.words,
+            _number(row.tau, ".2f"),
+            _number(row.acceptance, ".0%"),
+            _number(row.plain_turn_share, ".0%"),
+            _number(row.near_ties_per_1000, ".2g"),
+        )
+    return drawn
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _refuse(**given: Any) -> None:
+    """A probe drafts chains of its own depth and verifies nothing: options of measuring mean nothing to it."""
+    for name, value in given.items():
+        if value is None or (name == "temperature" and len(value) == 1):
+            continue
+        allowed = "one temperature" if name == "temperature" else f"no {name}"
+        raise UsageError(f"{name} is {value} beside a probe; allowed there: {allowed}")
+
+
+def _seconds(given: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", given)
+    if match is None:
+        raise UsageError(f"budget is {given!r}; allowed: a number of seconds, or one with s, m or h, such as 3m")
+    return float(match[1]) * SECONDS[match[2]]
+
+
+def _draft_tokens(given: str) -> int | Literal["auto"]:
+    if given == "auto":
+        return "auto"
+    try:
+        return int(given)
+    except ValueError:
+        raise UsageError(f"num_draft_tokens is {given!r}; allowed: auto, or a number from 0 on") from None
