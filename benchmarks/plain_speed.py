@@ -124,10 +124,9 @@ def main(argv: list[str] | None = None) -> int:
         found, asked = measure(args.target, dtype, args)
         results.append(found)
         gates += asked
-    status = judge(gates, args.quick)
-    records = [gate.record() for gate in gates]
-    save("plain_speed", args, document("plain_speed", args, PROTOCOL, results=results, gates=records))
-    return status
+        records = [gate.record() for gate in gates]  # what one dtype has cost is kept if the next is interrupted
+        save("plain_speed", args, document("plain_speed", args, PROTOCOL, results=results, gates=records))
+    return judge(gates, args.quick)
 
 
 if __name__ == "__main__":

@@ -66,8 +66,9 @@ class Reference:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two texts part, and how near a tie that was; ``gap`` and ``below_best`` are in logits.
+    """Where two texts part, and how near a tie that was, in logits of the better precision.
 
+    ``gap`` is the first text's token less the second's: below 0 the first text was the one that rounded wrongly.
     ``below_best`` is how far the worse of the two lies below the most probable token of all.
     """
 
@@ -106,14 +107,14 @@ class Judge:
         state = self.model.open(1, len(prefix))
         logits = self.model.prefill(state, torch.tensor([prefix]), [len(prefix)]).logits[0, 0].double()
         one, other = float(logits[first[place]]), float(logits[second[place]])
-        gap = abs(one - other)
+        gap = one - other
         return Difference(
             question.question_id,
             place,
             (first[place], second[place]),
             gap,
             float(logits.max()) - min(one, other),
-            gap < self.tolerance,
+            abs(gap) < self.tolerance,
         )
 
 
@@ -141,7 +142,7 @@ def equality(
         "near_ties": excused,
         "near_ties_per_1000": 1000 * excused / compared if compared else None,
         "not_excused": len(differences) - excused,
-        "largest_gap": max((one.gap for one in differences), default=0.0),
+        "largest_gap": max((abs(one.gap) for one in differences), default=0.0),
         "tolerance": judge.tolerance,
         "judged_in": judge.judge_dtype,
         "differences": [one.record() for one in differences],

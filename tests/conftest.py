@@ -29,6 +29,17 @@ def threads(request: pytest.FixtureRequest) -> None:
     torch.set_num_threads(THREADS if request.node.get_closest_marker("real") else 1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def costs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What turns of toys cost is no business of the user's cache folder."""
+    from outpace.decoding import costs
+
+    folder, honest = tmp_path_factory.mktemp("costs"), costs.cache_root
+    costs.cache_root = lambda: folder
+    yield
+    costs.cache_root = honest
+
+
 @pytest.fixture(scope="module")
 def unchecked() -> Iterator[None]:
     """No checks of axes, no garbage collection: for tens of thousands of samples, where both would be most of the time.

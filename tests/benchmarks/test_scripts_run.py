@@ -70,9 +70,10 @@ def questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "name", ["plain_speed", "lookup_speed", "overhead", "tree_overhead", "batch_speed", "greedy_equality"]
-)
+SCRIPTS = ["plain_speed", "hosted_speed", "lookup_speed", "overhead", "tree_overhead", "batch_speed", "auto_speed"]
+
+
+@pytest.mark.parametrize("name", [*SCRIPTS, "greedy_equality"])
 def test_measuring_runs(name: str, script: Script, tiny: Path, questions: Path, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     assert script(name).main(["--quick", "--target", str(tiny), "--out", str(out)]) == 0

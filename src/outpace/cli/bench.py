@@ -17,6 +17,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from outpace.cli.generate import Lane, Trust
 from outpace.cli.pull import progress_bar
 from outpace.decoding.options import check
 from outpace.drafters.drafter import Drafter
@@ -56,6 +57,8 @@ def bench(
     draft: Annotated[str, typer.Option(help="Who drafts: lookup, or a smaller model of the same family.")] = "lookup",
     dtype: Annotated[str, typer.Option(help="auto (bf16 where it is native), bf16, fp32 or fp64.")] = "auto",
     device: Annotated[str, typer.Option(help="Where to compute; others than cpu are refused.")] = "cpu",
+    lane: Lane = "auto",
+    trust_remote_code: Trust = False,
     num_draft_tokens: Annotated[
         list[str] | None, typer.Option(help="Drafts a turn: a number, or auto, the default; may be repeated.")
     ] = None,
@@ -96,7 +99,9 @@ def bench(
         check(protocol.options(setting, setting.temperature))
     entries = workload(prompts, category or (), per_category)
     with progress_bar() as progress:
-        model = load_target(target, dtype=dtype, device=device, progress=progress)
+        model = load_target(
+            target, dtype=dtype, device=device, lane=lane, trust_remote_code=trust_remote_code, progress=progress
+        )
         drafter = load_drafter(draft, model, dtype=dtype)
         asked, skipped = questions(entries, model)
         if probe is None:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from outpace.cli.generate import Lane, Trust
 from outpace.cli.pull import progress_bar
 from outpace.drafters.budget import Branching
 from outpace.drafters.load import load_drafter
@@ -34,6 +35,8 @@ def check(
     draft: Annotated[str, typer.Option(help="Who drafts: lookup, or a smaller model of the same family.")] = "lookup",
     dtype: Annotated[str, typer.Option(help="auto (bf16 where it is native), bf16, fp32 or fp64.")] = "auto",
     device: Annotated[str, typer.Option(help="Where to compute; others than cpu are refused.")] = "cpu",
+    lane: Lane = "auto",
+    trust_remote_code: Trust = False,
     num_draft_tokens: Annotated[int, typer.Option(help="Drafts a turn, 1 or more.")] = 4,
     tree: Annotated[str, typer.Option(help="How drafts branch: chain, top-k:K, top-p:P or sampled:K.")] = "chain",
     rule: Annotated[str | None, typer.Option(help="An acceptance rule by name; the best that fits by default.")] = None,
@@ -51,7 +54,9 @@ def check(
     branching = Branching.parse(tree)
     check_options(rule, num_draft_tokens, temperature or ())
     with progress_bar() as progress:
-        model = load_target(target, dtype=dtype, device=device, progress=progress)
+        model = load_target(
+            target, dtype=dtype, device=device, lane=lane, trust_remote_code=trust_remote_code, progress=progress
+        )
         drafter = load_drafter(draft, model, dtype=dtype)
         report = check_pair(
             model,

@@ -18,8 +18,9 @@ from rich.text import Text
 
 from outpace.cli.pull import progress_bar
 from outpace.decoding.generate import Piece, Result, stream
-from outpace.decoding.jobs import Outcome, answer, as_record, record
-from outpace.decoding.options import Options, check
+from outpace.decoding.jobs import BATCH_SIZE, Outcome, answer, as_record, record
+from outpace.decoding.options import Options, check, costs_of
+from outpace.decoding.plan import ALL, NONE, Choice, Plan
 from outpace.decoding.prompts import Entry, in_category, read_prompts
 from outpace.drafters.drafter import Drafter
 from outpace.drafters.load import load_drafter
@@ -35,9 +36,13 @@ DRAFTED = "green"
 Spoken = Annotated[str | None, typer.Argument(help="What to say to the model; - reads it from standard input.")]
 Model = Annotated[str, typer.Option(help="The model: a folder, a Hugging Face id, or the default.")]
 Guesser = Annotated[
-    str, typer.Option(help="Who drafts: lookup, none (plain decoding), or a smaller model of the same family.")
+    str | None, typer.Option(help="lookup (the default), none (plain decoding), or a smaller model of the family.")
 ]
-Tree = Annotated[str, typer.Option(help="How drafts branch: chain, top-k:K, top-p:P or sampled:K.")]
+Lane = Annotated[str, typer.Option(help="auto, fast (our own forward) or hosted (the model of transformers).")]
+Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python files that came with the weights.")]
+Drafts = Annotated[str | None, typer.Option(help="Drafts a turn: a number, or auto, the default.")]
+Tree = Annotated[str | None, typer.Option(help="How drafts branch: chain, top-k:K, top-p:P or sampled:K.")]
+Planned = Annotated[Path | None, typer.Option(help="A plan (TOML) that says who drafts, how much and how.")]
 Depth = Annotated[int | None, typer.Option(help="The longest path of a tree; as its nodes allow by default.")]
 Repetition = Annotated[
     float, typer.Option(help="Above 1: tokens of prompt and text become less probable; 1 changes nothing.")
@@ -59,12 +64,15 @@ Output = Annotated[Path | None, typer.Option(help="Append the answers here; what
 def generate(
     prompt: Spoken = None,
     target: Model = weights.DEFAULT,
-    draft: Guesser = "lookup",
+    draft: Guesser = None,
     dtype: Annotated[str, typer.Option(help="auto (bf16 where it is native), bf16, fp32 or fp64.")] = "auto",
     device: Annotated[str, typer.Option(help="Where to compute; others than cpu are refused.")] = "cpu",
-    num_draft_tokens: Annotated[str, typer.Option(help="Drafts a turn: a number, or auto.")] = "auto",
-    tree: Tree = "chain",
+    lane: Lane = "auto",
+    trust_remote_code: Trust = False,
+    num_draft_tokens: Drafts = None,
+    tree: Tree = None,
     depth: Depth = None,
+    plan: Planned = None,
     rule: Annotated[str | None, typer.Option(help="An acceptance rule by name; the best that fits by default.")] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Keep this many most probable tokens; 0 keeps all.")] = 0,
@@ -96,11 +104,13 @@ def generate(
     """
     limit = None if max_new_tokens == -1 else max_new_tokens
     law: Options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
+    given = {"draft": draft, "num-draft-tokens": num_draft_tokens, "tree": tree, "depth": depth, "rule": rule}
+    choice = _choice(plan, given, category, batch_size)
     drafting: Options = {
-        "num_draft_tokens": _draft_tokens(num_draft_tokens),
-        "tree": tree,
-        "depth": depth,
-        "rule": rule,
+        "num_draft_tokens": choice.num_draft_tokens,
+        "tree": choice.tree,
+        "depth": choice.depth,
+        "rule": choice.rule,
     }
     changes = _changes(repetition_penalty, presence_penalty, frequency_penalty, logit_bias, bad_word, min_new_tokens)
     length: Options = {"max_new_tokens": limit, "stop": stop or (), "raw": raw, "trace": trace}
@@ -109,9 +119,12 @@ def generate(
     _check_source(prompt, prompts, {"category": category, "batch-size": batch_size, "output": output}, trace)
     if prompts is not None:
         entries = _entries(prompts, category)
-        _all(*_open(target, draft, dtype, device), entries, output, options, json_output)
+        together = _at_once(entries, batch_size)
+        pair = _open(target, choice.drafter, dtype, device, lane, trust_remote_code, plan, options, together)
+        _all(*pair, entries, output, options, json_output)
     elif prompt is not None:
-        _one(*_open(target, draft, dtype, device), sys.stdin.read() if prompt == "-" else prompt, options, json_output)
+        pair = _open(target, choice.drafter, dtype, device, lane, trust_remote_code, plan, options, 1)
+        _one(*pair, sys.stdin.read() if prompt == "-" else prompt, options, json_output)
 
 
 def _one(target: Target, drafter: Drafter | None, prompt: str, options: Options, json_output: bool) -> None:
@@ -254,6 +267,10 @@ def _fate(outcome: Outcome) -> str:
     return "skipped" if outcome.status == "too long" else "failed"
 
 
+def _at_once(entries: Sequence[Entry], batch_size: int | None) -> int:
+    return max(1, min(len(entries), batch_size or BATCH_SIZE))
+
+
 def _entries(path: Path, categories: list[str] | None) -> list[Entry]:
     entries = read_prompts(path)
     if not categories:
@@ -301,15 +318,47 @@ def _biases(given: Sequence[str]) -> dict[int, float] | None:
     return biases or None
 
 
-def _open(target: str, draft: str, dtype: str, device: str) -> tuple[Target, Drafter | None]:
+def _choice(plan: Path | None, given: dict[str, Any], category: list[str] | None, batch_size: int | None) -> Choice:
+    """Who drafts, how much and how: as the plan has it, or as the flags say."""
+    set_here = [name for name, value in given.items() if value is not None]
+    if plan is None:
+        return Choice(
+            drafter=given["draft"] or "lookup",
+            num_draft_tokens=_draft_tokens(given["num-draft-tokens"]),
+            tree=given["tree"] or "chain",
+            depth=given["depth"],
+            rule=given["rule"],
+        )
+    if set_here:
+        raise UsageError(f"--plan and --{set_here[0]} were given; allowed: one of them")
+    alone = category[0] if category and len(category) == 1 else ALL
+    return Plan.read(plan).choice(alone, batch_size or 1)
+
+
+def _open(
+    target: str,
+    draft: str,
+    dtype: str,
+    device: str,
+    lane: str,
+    trust: bool,
+    plan: Path | None,
+    options: Options,
+    requests: int,
+) -> tuple[Target, Drafter | None]:
+    """The pair, and where drafts are chosen by what turns cost here, that measured, all behind one bar."""
     with progress_bar() as progress:
-        model = load_target(target, dtype=dtype, device=device, progress=progress)
-        drafter = None if draft == "none" else load_drafter(draft, model, dtype=dtype)
+        model = load_target(target, dtype=dtype, device=device, lane=lane, trust_remote_code=trust, progress=progress)
+        if plan is not None:
+            Plan.read(plan).require(model)
+        drafter = None if draft == NONE else load_drafter(draft, model, dtype=dtype)
+        if drafter is not None and options.get("num_draft_tokens") == "auto" and model.can_rewind:
+            costs_of(model, drafter, options, requests, progress)
     return model, drafter
 
 
-def _draft_tokens(given: str) -> int | Literal["auto"]:
-    if given == "auto":
+def _draft_tokens(given: str | None) -> int | Literal["auto"]:
+    if given is None or given == "auto":
         return "auto"
     try:
         return int(given)

@@ -95,8 +95,8 @@ def _judge_alike(
 
 
 EAGER = 8
-"""Drafts of up to so many nodes have all their rows chosen for at once, where a row costs little: one step of a walk
-costs as much as several rows then. Ranking a row, or racing on it, costs more than a step."""
+"""Once a path has left the root, drafts of up to so many nodes have all their rows chosen for at once, if a row costs
+little: one step of a walk costs as much as several rows. Ranking a row, or racing on it, costs more than a step."""
 
 
 class _Chooser:
@@ -115,20 +115,17 @@ class _Chooser:
         self.samplings = samplings
         self.coins = verdict_coins(name, keys, logits.shape[1], logits.device) if name == "match" else None
         self.wrong: dict[tuple[int, int], float] = {}
-        self.table: list[list[int]] | None = None
-        batch, rows, _ = logits.shape
-        if name != COUPLING and rows <= EAGER + 1 and not any(sampling.truncates for sampling in samplings):
-            everywhere = [(row, place) for row in range(batch) for place in range(rows)]
-            tokens = self._choose(logits.flatten(0, 1), everywhere)
-            self.table = [tokens[row * rows : (row + 1) * rows] for row in range(batch)]
+        self.known: dict[tuple[int, int], int] = {}
+        truncated = any(sampling.truncates for sampling in samplings)
+        self.eager = name != COUPLING and logits.shape[1] <= EAGER + 1 and not truncated
 
     def __call__(self, rows: list[int], places: list[int]) -> list[int]:
         """One token a row; -1 where the row is no distribution, which is noted."""
         at = list(zip(rows, places, strict=True))
-        if self.table is None:
-            tokens = self._choose(self.logits[rows, places], at)
-        else:
-            tokens = [self.table[row][place] for row, place in at]
+        if self.eager and not self.known and places[0] > 0:
+            below = [(row, place) for row in rows for place in range(1, self.logits.shape[1])]
+            self.known = dict(zip(below, self._choose(self.logits[rows, 1:].flatten(0, 1), below), strict=True))
+        tokens = [self.known[one] for one in at] if self.known else self._choose(self.logits[rows, places], at)
         for row, place in at if self.wrong else []:
             if (row, place) in self.wrong and self.errors[row] is None:
                 self.errors[row] = _no_distribution(self.tree, self.keys, row, place, self.wrong[row, place])
@@ -152,9 +149,8 @@ class _Chooser:
     def _draw(
         self, probs: Float[Tensor, "some 1 vocab"], at: list[tuple[int, int]], coins: Float[Tensor, "batch rows"]
     ) -> Int[Tensor, " some"]:
-        whole = len(at) == coins.numel()
         rows, places = zip(*at, strict=True)
-        return draw(probs[:, 0], coins.flatten() if whole else coins[list(rows), list(places)])
+        return draw(probs[:, 0], coins[list(rows), list(places)])
 
     def _race(self, probs: Float[Tensor, "some 1 vocab"], at: list[tuple[int, int]]) -> Int[Tensor, " some"]:
         ids = candidates(probs)

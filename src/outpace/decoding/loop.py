@@ -201,8 +201,8 @@ def _decode(
     while waiting or rows:
         fresh = [waiting.popleft() for _ in range(min(len(waiting), slots - len(rows)))]
         if fresh:
+            control.admit(len(fresh))  # before the clock runs: it may have to measure what turns cost
             turn = _admit(batch, fresh)
-            control.admit(len(fresh))
             rows += fresh
             yield from _emit(turn, fresh, drafter, rule, logprobs, observer)
         else:

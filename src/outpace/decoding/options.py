@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Literal, TypedDict
 
 from outpace.decoding.control import Adaptive, Control, Fixed
-from outpace.decoding.costs import cost_table
+from outpace.decoding.costs import CostTable, cost_table
 from outpace.decoding.judging import check_rule
 from outpace.decoding.processors import Processor, processors_of
 from outpace.drafters.budget import Branching
 from outpace.drafters.drafter import Drafter
 from outpace.errors import UsageError
+from outpace.models.staging import Progress, silent
 from outpace.models.target import Target
 from outpace.verification.probabilities import Sampling
 
@@ -154,18 +155,7 @@ def control_of(target: Target, drafter: Drafter | None, options: Options, reques
     if drafter is None or nodes == 0:
         return Fixed(branching, 0, 0)
     if nodes == "auto":
-        longest = depth or AUTO_DEPTH
-        most = longest if branching.is_chain else max(AUTO_NODES, longest)
-        costs = partial(
-            cost_table,
-            target,
-            drafter,
-            min(requests, options.get("batch_size") or requests),
-            rows=1 + most,
-            sampling=sampling_of(options),
-            seeded=options.get("seed") is not None and options.get("rule") is None,
-        )
-        return Adaptive(costs, branching, longest, most)
+        return Adaptive(partial(costs_of, target, drafter, options, requests), branching, *_most(options))
     return Fixed(branching, nodes if branching.is_chain else min(nodes, depth or AUTO_DEPTH), nodes)
 
 
@@ -176,6 +166,27 @@ def sampling_of(options: Options) -> Sampling:
         top_k=options.get("top_k", 0),
         top_p=options.get("top_p", 1.0),
         min_p=options.get("min_p", 0.0),
+    )
+
+
+def _most(options: Options) -> tuple[int, int]:
+    """The longest path and the most nodes of ``auto``."""
+    depth = options.get("depth") or AUTO_DEPTH
+    return depth, depth if Branching.parse(options.get("tree", "chain")).is_chain else max(AUTO_NODES, depth)
+
+
+def costs_of(
+    target: Target, drafter: Drafter, options: Options, requests: int, progress: Progress = silent
+) -> CostTable:
+    """What ``auto`` goes by for so many prompts: remembered, or measured now, which takes a few seconds."""
+    return cost_table(
+        target,
+        drafter,
+        min(requests, options.get("batch_size") or requests),
+        rows=1 + _most(options)[1],
+        sampling=sampling_of(options),
+        seeded=options.get("seed") is not None and options.get("rule") is None,
+        progress=progress,
     )
 
 

@@ -33,16 +33,16 @@ def _mix(value: int) -> int:
 
 def stream_key(seed: int, sample: int, position: int, purpose: Purpose) -> int:
     """One 64-bit key for a row at a position: distinct arguments give unrelated streams."""
-    key = _row_key(seed, sample)
-    for part in (position, _PURPOSES.index(purpose)):
-        key = _mix(key ^ _mix(part & _MASK))
-    return key
+    return _mix(_row_key(seed, sample, purpose) ^ _mix(position & _MASK))
 
 
 @lru_cache(maxsize=4096)
-def _row_key(seed: int, sample: int) -> int:
-    """What all keys of a row have in common."""
-    return _mix(_mix(seed & _MASK) ^ _mix(sample & _MASK))
+def _row_key(seed: int, sample: int, purpose: Purpose) -> int:
+    """What the keys of a row have in common at all positions."""
+    key = _mix(seed & _MASK)
+    for part in (sample, _PURPOSES.index(purpose)):
+        key = _mix(key ^ _mix(part & _MASK))
+    return key
 
 
 FEW = 64
