@@ -17,7 +17,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from outpace.cli.generate import Lane, Trust
+from outpace.cli.generate import Lane, Model, Trust
 from outpace.cli.pull import progress_bar
 from outpace.decoding.options import check
 from outpace.drafters.drafter import Drafter
@@ -45,23 +45,22 @@ HOW = (
     "median tokens per second with 95 % intervals of a paired bootstrap"
 )
 
+Counts = Annotated[
+    list[str] | None, typer.Option(help="Drafts a turn: a number, or auto, the default; may be repeated.")
+]
 Shapes = Annotated[
     list[str] | None, typer.Option(help="How drafts branch: chain, top-k:K, top-p:P or sampled:K; may be repeated.")
 ]
 
 
 def bench(
-    target: Annotated[
-        str, typer.Option(help="The model: a folder, a Hugging Face id, or the default.")
-    ] = weights.DEFAULT,
+    target: Model = weights.DEFAULT,
     draft: Annotated[str, typer.Option(help="Who drafts: lookup, or a smaller model of the same family.")] = "lookup",
     dtype: Annotated[str, typer.Option(help="auto (bf16 where it is native), bf16, fp32 or fp64.")] = "auto",
     device: Annotated[str, typer.Option(help="Where to compute; others than cpu are refused.")] = "cpu",
     lane: Lane = "auto",
     trust_remote_code: Trust = False,
-    num_draft_tokens: Annotated[
-        list[str] | None, typer.Option(help="Drafts a turn: a number, or auto, the default; may be repeated.")
-    ] = None,
+    num_draft_tokens: Counts = None,
     tree: Shapes = None,
     depth: Annotated[int | None, typer.Option(help="The longest path of a tree.")] = None,
     rule: Annotated[str | None, typer.Option(help="An acceptance rule by name; the best that fits by default.")] = None,

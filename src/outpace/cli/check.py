@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from outpace.cli.generate import Lane, Trust
+from outpace.cli.generate import Lane, Model, Trust
 from outpace.cli.pull import progress_bar
 from outpace.drafters.budget import Branching
 from outpace.drafters.load import load_drafter
@@ -29,9 +29,7 @@ LEGIBLE = 20  # columns below which details are left out
 
 
 def check(
-    target: Annotated[
-        str, typer.Option(help="The model: a folder, a Hugging Face id, or the default.")
-    ] = weights.DEFAULT,
+    target: Model = weights.DEFAULT,
     draft: Annotated[str, typer.Option(help="Who drafts: lookup, or a smaller model of the same family.")] = "lookup",
     dtype: Annotated[str, typer.Option(help="auto (bf16 where it is native), bf16, fp32 or fp64.")] = "auto",
     device: Annotated[str, typer.Option(help="Where to compute; others than cpu are refused.")] = "cpu",

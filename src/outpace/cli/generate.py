@@ -106,12 +106,7 @@ def generate(
     law: Options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
     given = {"draft": draft, "num-draft-tokens": num_draft_tokens, "tree": tree, "depth": depth, "rule": rule}
     choice = _choice(plan, given, category, batch_size)
-    drafting: Options = {
-        "num_draft_tokens": choice.num_draft_tokens,
-        "tree": choice.tree,
-        "depth": choice.depth,
-        "rule": choice.rule,
-    }
+    drafting = _drafting(choice)
     changes = _changes(repetition_penalty, presence_penalty, frequency_penalty, logit_bias, bad_word, min_new_tokens)
     length: Options = {"max_new_tokens": limit, "stop": stop or (), "raw": raw, "trace": trace}
     options: Options = {**law, **drafting, **changes, **length, "batch_size": batch_size}
@@ -316,6 +311,15 @@ def _biases(given: Sequence[str]) -> dict[int, float] | None:
             raise UsageError(f"logit_bias names token {number} twice; allowed: once")
         biases[number] = bias
     return biases or None
+
+
+def _drafting(choice: Choice) -> Options:
+    return {
+        "num_draft_tokens": choice.num_draft_tokens,
+        "tree": choice.tree,
+        "depth": choice.depth,
+        "rule": choice.rule,
+    }
 
 
 def _choice(plan: Path | None, given: dict[str, Any], category: list[str] | None, batch_size: int | None) -> Choice:
