@@ -315,3 +315,10 @@ def test_planted_fault(fault: str, name: str, kind: str, monkeypatch: pytest.Mon
 def test_another_model_is_not_accepted_whole(draft: tuple[str, str, int, int]) -> None:
     with must_fail():
         accepted_whole("llama-fast", "other", draft, (0, 1, 2, 3), None, NEW)
+
+
+def test_a_near_tie_of_the_reference_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With this seed two clocks of one race are 5e-6 apart."""
+    monkeypatch.setitem(LAWS, "top-p", LAWS["top-p"] | {"seed": 11})
+    with must_fail():
+        plain.__wrapped__("mistral-fast", 0, "top-p")
