@@ -34,8 +34,8 @@ def costs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What turns of toys cost is no business of the user's cache folder."""
     from outpace.decoding import costs
 
-    folder, honest = tmp_path_factory.mktemp("costs"), costs.cache_root
-    costs.cache_root = lambda: folder
+    folder, honest, user = tmp_path_factory.mktemp("costs"), costs.cache_root, os.environ.get("OUTPACE_CACHE")
+    costs.cache_root = lambda: folder if os.environ.get("OUTPACE_CACHE") == user else honest()
     yield
     costs.cache_root = honest
 
