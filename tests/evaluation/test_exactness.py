@@ -213,7 +213,7 @@ def test_typical_acceptance_shows_in_the_tokens() -> None:
     target = table_target(random_table(12, seed=1))
     pair = pair_of(target, Small(table_target(random_table(12, seed=1) / 2), target))
     for rule, passed in (("rejection", True), ("typical", False)):
-        sample = draw_sample(pair, [Sampling(1.0)], 100, 20, rule)
+        sample = draw_sample(pair, [Sampling(1.0)], 200, 20, rule)
         assert check_places("tokens", sample.places, int(sample.strange.sum()), 1e-7).passed == passed
 
 
