@@ -1,6 +1,6 @@
 """The lesson's test, done rightly: samples of ``speculative_decode`` beside the exact law, and beside the noise floor.
 
-    python benchmarks/lesson_law.py                       # 10,000 and 1,000,000 samples, about 15 minutes
+    python benchmarks/lesson_law.py                       # 10,000 and 1,000,000 samples, half an hour on one core
     python benchmarks/lesson_law.py --samples 10000       # half a minute
     python benchmarks/lesson_law.py --vocab 16            # 4,096 cells instead of 512
     python benchmarks/lesson_law.py --quick               # does it run? seconds

@@ -1,6 +1,6 @@
 """Plain decoding against transformers' ``generate``, on the same weights, tokens equal up to near-ties.
 
-    python benchmarks/plain_speed.py                          # both dtypes, about 65 minutes on two cores
+    python benchmarks/plain_speed.py                          # both dtypes, about 45 minutes on two cores
     python benchmarks/plain_speed.py --dtype bf16             # about 25 minutes
     python benchmarks/plain_speed.py --quick                  # does it run? one minute
 
