@@ -32,10 +32,11 @@ from common import (
 from rich.console import Console
 from rich.progress import track
 
+from outpace.decoding.control import Fixed
 from outpace.decoding.loop import Request, decode
 from outpace.decoding.text import TextStream, text_of
 from outpace.decoding.turn import Turn
-from outpace.drafters.budget import Budget, Kind
+from outpace.drafters.budget import CHAIN, Budget, Kind
 from outpace.drafters.drafter import Drafter, DraftState, Features, Proposal, chains
 from outpace.drafters.lookup import Lookup
 from outpace.models.load import load_target
@@ -86,10 +87,9 @@ class Scripted:
         self.rows = len(rows)
 
 
-def spend(target: Target, drafter: Drafter, question: Question, kind: str, args: Any) -> dict[str, float]:
+def spend(target: Target, drafter: Drafter, request: Request, control: Fixed) -> dict[str, float]:
     """Seconds of one text by part, all turns but the prefill's; ``between`` is the loop, and ids to text."""
     assert target.folder is not None
-    sampling, seed, _ = KINDS[kind]
     parts, turns = dict.fromkeys(PARTS, 0.0), 0
 
     def note(turn: Turn, rows: list[int]) -> None:
@@ -100,10 +100,9 @@ def spend(target: Target, drafter: Drafter, question: Question, kind: str, args:
             parts["judge"] += turn.total_s - turn.draft_s - turn.verify_s
         turns += 1
 
-    request = Request(question.ids, sampling, args.max_new_tokens, (), seed)
     characters = TextStream(text_of(target.folder))
     begin = 0.0
-    for emission in decode(target, drafter, [request], num_draft_tokens=args.num_draft_tokens, observer=note):
+    for emission in decode(target, drafter, [request], control=control, observer=note):
         characters.push(emission.ids)
         begin = begin or time.perf_counter()
     characters.finish()
@@ -122,13 +121,19 @@ def measure(
     found: dict[tuple[str, str], list[list[dict[str, float]]]] = {
         (kind, drafter.name): [[] for _ in asked] for kind, drafter in pairs
     }
+    control = Fixed(CHAIN, args.num_draft_tokens)
+
+    def once(question: Question, kind: str, drafter: Drafter) -> dict[str, float]:
+        sampling, seed, _ = KINDS[kind]
+        return spend(target, drafter, Request(question.ids, sampling, args.max_new_tokens, (), seed), control)
+
     for kind, drafter in pairs:
-        spend(target, drafter, asked[0], kind, args)
+        once(asked[0], kind, drafter)
     jobs = [(repeat, place) for repeat in range(args.repeats) for place in range(len(asked))]
     for repeat, place in track(jobs, "measuring", console=Console(stderr=True)):
         first = (repeat + place) % len(pairs)
         for kind, drafter in pairs[first:] + pairs[:first]:
-            found[kind, drafter.name][place].append(spend(target, drafter, asked[place], kind, args))
+            found[kind, drafter.name][place].append(once(asked[place], kind, drafter))
     return found
 
 

@@ -12,22 +12,19 @@ Gate: at most 8 % of decoding, however it is judged.
 """
 
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from common import Gate, Question, arguments, document, judge, prompt_arguments, questions, save, show
-from overhead import PARTS, summarise
+from overhead import PARTS, spend, summarise
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
 from outpace.decoding.control import Fixed
-from outpace.decoding.loop import Request, decode
-from outpace.decoding.text import TextStream, text_of
-from outpace.decoding.turn import Turn
+from outpace.decoding.loop import Request
 from outpace.drafters.budget import Branching, Budget, Kind
 from outpace.drafters.drafter import DraftState, Features, Proposal
 from outpace.drafters.growth import sampled_shape
@@ -86,32 +83,13 @@ class ScriptedTree:
         pass
 
 
-def spend(target: Target, question: Question, kind: str, args: Any) -> dict[str, float]:
-    """Seconds of one text by part, the turns that draft a whole tree; ``between`` is the loop, and ids to text."""
-    assert target.folder is not None
+def once(target: Target, question: Question, kind: str, args: Any) -> dict[str, float]:
+    """Seconds of one text by part, the turns that draft a whole tree."""
     sampling, seed, claims = KINDS[kind]
     laws = torch.full((1, 1 + NODES, target.vocab_size), 1 / target.vocab_size) if claims else None
-    parts, turns = dict.fromkeys(PARTS, 0.0), 0
-
-    def note(turn: Turn, rows: list[int]) -> None:
-        nonlocal turns
-        if turns:
-            parts["draft"] += turn.draft_s
-            parts["forward"] += turn.verify_s
-            parts["judge"] += turn.total_s - turn.draft_s - turn.verify_s
-        turns += 1
-
     request = Request(question.ids, sampling, args.max_new_tokens, (), seed)
-    characters = TextStream(text_of(target.folder))
-    begin = 0.0
     control = Fixed(Branching.parse(f"top-k:{WIDTH}"), DEPTH, NODES)
-    for emission in decode(target, ScriptedTree(target.vocab_size, laws), [request], control=control, observer=note):
-        characters.push(emission.ids)
-        begin = begin or time.perf_counter()
-    characters.finish()
-    whole = time.perf_counter() - begin
-    parts["between"] = whole - sum(parts.values())
-    return parts | {"share": 1 - parts["forward"] / whole, "turns": turns - 1}
+    return spend(target, ScriptedTree(target.vocab_size, laws), request, control)
 
 
 def measure(target: Target, asked: Sequence[Question], args: Any) -> dict[str, list[list[dict[str, float]]]]:
@@ -119,12 +97,12 @@ def measure(target: Target, asked: Sequence[Question], args: Any) -> dict[str, l
     kinds = list(KINDS)
     found: dict[str, list[list[dict[str, float]]]] = {kind: [[] for _ in asked] for kind in kinds}
     for kind in kinds:
-        spend(target, asked[0], kind, args)
+        once(target, asked[0], kind, args)
     jobs = [(repeat, place) for repeat in range(args.repeats) for place in range(len(asked))]
     for repeat, place in track(jobs, "measuring", console=Console(stderr=True)):
         first = (repeat + place) % len(kinds)
         for kind in kinds[first:] + kinds[:first]:
-            found[kind][place].append(spend(target, asked[place], kind, args))
+            found[kind][place].append(once(target, asked[place], kind, args))
     return found
 
 

@@ -20,7 +20,7 @@ from outpace.models.target import Target
 from outpace.verification.probabilities import Sampling
 
 AUTO_DEPTH, AUTO_NODES = 8, 24
-"""The most that ``auto`` drafts: a longer path, or a larger tree, has not paid anywhere we measured."""
+"""The most that ``auto`` drafts: its choices, and the costs that are measured for them, end there."""
 
 
 class Options(TypedDict, total=False):
