@@ -63,7 +63,8 @@ def call(*arguments: object) -> Any:
 
 
 def quick(model: Path, *more: object) -> list[object]:
-    return ["--target", model, "--dtype", "fp32", "--max-new-tokens", 8, "--repeats", 1, *more]
+    once = [] if "--probe" in more else ["--repeats", 1]
+    return ["--target", model, "--dtype", "fp32", "--max-new-tokens", 8, *once, *more]
 
 
 @pytest.fixture
@@ -177,6 +178,7 @@ REFUSED = [
     (["--category", "poems"], "category is 'poems'; allowed: "),
     (["--prompts", "/nowhere.jsonl"], "the prompts cannot be read from /nowhere.jsonl: No such file"),
     (["--draft", "none"], "the drafter is 'none'; allowed: one that drafts\nhint: plain decoding is measured anyway"),
+    (["--probe", "t", "--budget", "9s"], "budget is 9s beside a probe; allowed there: no budget"),
     (["--probe", "t", "--tree", "chain"], "tree is ['chain'] beside a probe; allowed there: no tree"),
     (["--probe", "t", "--batch-size", "4"], "concurrency is 4 beside a probe; allowed there: no concurrency"),
     (["--probe", "t", "--temperature", "0", "--temperature", "1"], "beside a probe; allowed there: one temperature"),

@@ -74,8 +74,8 @@ def bench(
     category: Annotated[list[str] | None, typer.Option(help="Only these prompts; may be repeated.")] = None,
     per_category: Annotated[int | None, typer.Option(help="At most so many prompts of each category.")] = None,
     concurrency: Annotated[int, typer.Option("--concurrency", "--batch-size", help="Prompts decoded at once.")] = 1,
-    budget: Annotated[str, typer.Option(help="Time to measure in: 90s, 3m, 1h.")] = "3m",
-    repeats: Annotated[int, typer.Option(help="Passes over the prompts, if the budget has room for them.")] = 3,
+    budget: Annotated[str | None, typer.Option(help="Time to measure in: 90s, 1h; 3m by default.")] = None,
+    repeats: Annotated[int | None, typer.Option(help="Passes over the prompts, 3 if the budget has room.")] = None,
     probe: Annotated[
         Path | None, typer.Option(help="Measure nothing: draft at every position of plain texts, into this trace.")
     ] = None,
@@ -88,10 +88,10 @@ def bench(
     if draft == "none":
         raise UsageError("the drafter is 'none'; allowed: one that drafts", hint="plain decoding is measured anyway")
     if probe is not None:
-        together = None if concurrency == 1 else concurrency
-        _refuse(num_draft_tokens=num_draft_tokens, tree=tree, depth=depth, rule=rule, concurrency=together)
-        _refuse(temperature=temperature)
-    protocol = Protocol(_seconds(budget), repeats, concurrency, max_new_tokens, top_k, top_p, min_p, seed)
+        _refuse(num_draft_tokens=num_draft_tokens, tree=tree, depth=depth, rule=rule, budget=budget, repeats=repeats)
+        _refuse(temperature=temperature, concurrency=None if concurrency == 1 else concurrency)
+    passes, seconds = 3 if repeats is None else repeats, _seconds("3m" if budget is None else budget)
+    protocol = Protocol(seconds, passes, concurrency, max_new_tokens, top_k, top_p, min_p, seed)
     ways = product(temperature or [0.0], tree or ["chain"], num_draft_tokens or ["auto"])
     settings = [Setting(_draft_tokens(count), shape, depth, rule, heat) for heat, shape, count in ways]
     for setting in settings:
