@@ -14,6 +14,7 @@ from torch import Tensor
 
 from outpace.errors import UsageError
 from outpace.verification.probabilities import (
+    FEW_DRAWS,
     GREEDY_BELOW,
     Sampling,
     argmax,
@@ -208,6 +209,22 @@ def test_extreme_coins_draw_tokens_with_mass(total: float, vocab: int) -> None:
     coins = torch.tensor([0.0, LAST_COIN], dtype=torch.float64)
     for row in probs:
         assert draw(row.expand(2, vocab), coins).tolist() == [first, last]
+
+
+@given(st.integers(1, 900), st.integers(0, 10_000), st.booleans())
+def test_one_by_one_or_all_at_once_the_same_tokens(vocab: int, seed: int, single: bool) -> None:
+    """Few rows are drawn on plain numbers, many on tensors; coins on the borders of the law among them."""
+    generator = torch.Generator().manual_seed(seed)
+    dtype = torch.float32 if single else torch.float64
+    probs = torch.rand(12, vocab, generator=generator, dtype=dtype)
+    probs = probs * (torch.rand(12, vocab, generator=generator) < 0.7)
+    probs[:, seed % vocab] = 0.25
+    borders = probs.double().cumsum(-1) / probs.double().sum(-1, keepdim=True)
+    coins = torch.rand(12, generator=generator, dtype=torch.float64)
+    coins[::2] = borders[::2, seed % vocab].clamp(max=LAST_COIN)
+    together = draw(probs, coins)
+    assert together.tolist() == [int(draw(row, coin)) for row, coin in zip(probs, coins, strict=True)]
+    assert 12 > FEW_DRAWS >= 1
 
 
 def test_draws_have_the_law_across_blocks() -> None:

@@ -113,10 +113,10 @@ class _Chooser:
     ) -> None:
         self.name, self.logits, self.tree, self.keys, self.errors = name, logits, tree, keys, errors
         self.samplings = samplings
-        self.coins = verdict_coins(name, keys, logits.shape[1], logits.device) if name == "match" else None
         self.wrong: dict[tuple[int, int], float] = {}
         self.known: dict[tuple[int, int], int] = {}
         truncated = any(sampling.truncates for sampling in samplings)
+        self.plain = name != COUPLING and not truncated and not any(sampling.greedy for sampling in samplings)
         self.eager = name != COUPLING and logits.shape[1] <= EAGER + 1 and not truncated
 
     def __call__(self, rows: list[int], places: list[int]) -> list[int]:
@@ -125,7 +125,11 @@ class _Chooser:
         if self.eager and not self.known and places[0] > 0:
             below = [(row, place) for row in rows for place in range(1, self.logits.shape[1])]
             self.known = dict(zip(below, self._choose(self.logits[rows, 1:].flatten(0, 1), below), strict=True))
-        tokens = [self.known[one] for one in at] if self.known else self._choose(self.logits[rows, places], at)
+        if self.known:
+            tokens = [self.known[one] for one in at]
+        else:  # a view costs less than a copy, where it is one row
+            some = self.logits[at[0]][None] if len(at) == 1 else self.logits[rows, places]
+            tokens = self._choose(some, at)
         for row, place in at if self.wrong else []:
             if (row, place) in self.wrong and self.errors[row] is None:
                 self.errors[row] = _no_distribution(self.tree, self.keys, row, place, self.wrong[row, place])
@@ -134,23 +138,31 @@ class _Chooser:
     def _choose(self, logits: Float[Tensor, "some vocab"], at: list[tuple[int, int]]) -> list[int]:
         if logits.dtype != torch.float64:
             logits = logits.float()  # once: even a maximum costs more in bf16
-        chosen, largest = argmax(logits) if self.name == "greedy" else (None, logits.amax(-1))
-        wrong = [] if math.isfinite(largest.sum()) else (~largest.isfinite()).nonzero()[:, 0].tolist()
-        if wrong:
-            logits = logits.index_fill(0, torch.tensor(wrong, device=logits.device), 0.0)
-        if chosen is None:
-            probs = batch_probability_rows(logits.unsqueeze(1), [self.samplings[row] for row, _ in at])
-            chosen = self._race(probs, at) if self.coins is None else self._draw(probs, at, self.coins)
+        if self.name == "greedy":
+            chosen, shown = argmax(logits)
+        else:
+            chosen, shown = self._sample(logits, at)
         tokens: list[int] = chosen.tolist()
-        for index in wrong:
-            self.wrong[at[index]], tokens[index] = float(largest[index]), -1
+        if not math.isfinite(shown.sum()):
+            for index in (~shown.isfinite()).nonzero()[:, 0].tolist():
+                self.wrong[at[index]], tokens[index] = float(self.logits[at[index]].amax()), -1
         return tokens
 
-    def _draw(
-        self, probs: Float[Tensor, "some 1 vocab"], at: list[tuple[int, int]], coins: Float[Tensor, "batch rows"]
-    ) -> Int[Tensor, " some"]:
-        rows, places = zip(*at, strict=True)
-        return draw(probs[:, 0], coins[list(rows), list(places)])
+    def _sample(
+        self, logits: Float[Tensor, "some vocab"], at: list[tuple[int, int]]
+    ) -> tuple[Int[Tensor, " some"], Float[Tensor, " some"]]:
+        """A token of each row, and a number that is finite where the row is a distribution."""
+        largest = None if self.plain else logits.amax(-1)
+        if largest is not None and not math.isfinite(largest.sum()):
+            logits = logits.masked_fill(~largest.isfinite()[:, None], 0.0)
+        probs = batch_probability_rows(logits.unsqueeze(1), [self.samplings[row] for row, _ in at])
+        tokens = self._draw(probs, at) if self.name == "match" else self._race(probs, at)
+        # A softmax without a filter shows in any entry what the largest logit would: one pass over the row less.
+        return tokens, probs[:, 0, 0] if largest is None else largest
+
+    def _draw(self, probs: Float[Tensor, "some 1 vocab"], at: list[tuple[int, int]]) -> Int[Tensor, " some"]:
+        coins = [self.keys.coin("verdict", row, place) for row, place in at]
+        return draw(probs[:, 0], torch.tensor(coins, dtype=torch.float64, device=probs.device))
 
     def _race(self, probs: Float[Tensor, "some 1 vocab"], at: list[tuple[int, int]]) -> Int[Tensor, " some"]:
         ids = candidates(probs)

@@ -17,6 +17,7 @@ from torch.nn import functional
 from outpace.errors import WeightsError
 from outpace.models.cache import Cache, KeysValues, Places
 from outpace.models.matmul import Matmul, packing_pays
+from outpace.models.refine import refine
 from outpace.models.rotary import Rotary, rotate
 from outpace.models.shape import Shape
 from outpace.models.target import Scores, State, Tap
@@ -66,7 +67,8 @@ class Transformer:
     Args:
         shape: the arithmetic.
         tensors: weights under their published names; consumed while the model is built.
-        dtype, device: of weights, cache and activations. Norms reduce in fp32; logits come in ``dtype``.
+        dtype, device: of weights, cache and activations. Norms reduce in fp32. Logits come in fp32 at least; where a
+            bf16 head is tied or unpacked, the largest of each row are ``refine``d.
         packed: pack CPU weights; None measures whether that pays.
         name, folder, eos_ids, fingerprint: what the Target protocol shows of where the model came from.
 
@@ -102,6 +104,7 @@ class Transformer:
         self.last_norm = take.norm("model.norm.weight")
         head = self.embeddings if shape.tied_head else take("lm_head.weight", (shape.vocab_size, shape.hidden_size))
         self.head = Matmul(head, packed=self.packed)
+        self.head_rows = head if shape.tied_head or not self.packed else None
 
     # ---- the Target protocol -----------------------------------------------------------------------------------------
 
@@ -144,7 +147,7 @@ class Transformer:
                 features[going, start:stop] = seen
             start = stop
         cache.lengths[first:] = lengths
-        return Scores(self.head(last), features if taps else None)
+        return Scores(self._logits(last), features if taps else None)
 
     @torch.inference_mode()
     def score(self, state: State, last: Int[Tensor, " batch"], tree: DraftTree, taps: tuple[Tap, ...] = ()) -> Scores:
@@ -157,7 +160,7 @@ class Transformer:
         places = tree.positions(starts)
         visible = _tree_mask(tree, starts, max(lengths) + ids.shape[1])
         hidden, features = self._forward(cache, list(range(len(lengths))), lengths, ids, places, visible, taps)
-        return Scores(self.head(hidden), features if taps else None)
+        return Scores(self._logits(hidden), features if taps else None)
 
     def keep(self, state: State, path: Int[Tensor, "batch depth"], num_accepted: list[int]) -> None:
         """Keep the last token and the accepted path of the tree just scored."""
@@ -205,6 +208,12 @@ class Transformer:
         hidden = functional.rms_norm(hidden, (shape.hidden_size,), self.last_norm, eps).to(self.dtype)
         seen["last_normed"] = hidden
         return hidden, torch.stack([seen[tap].to(self.dtype) for tap in taps], 2) if taps else hidden[:, :, None]
+
+    def _logits(self, hidden: Float[Tensor, "batch time hidden"]) -> Float[Tensor, "batch time vocab"]:
+        logits = self.head(hidden)
+        if logits.dtype.itemsize >= 4:
+            return logits
+        return logits.float() if self.head_rows is None else refine(logits, hidden, self.head_rows)
 
     def _attend(
         self,

@@ -111,6 +111,10 @@ class Keys:
             return torch.tensor(coins, dtype=torch.float64, device=device).view(len(streams), count)
         return uniforms(streams, torch.arange(count, device=device).expand(len(streams), count))
 
+    def coin(self, purpose: Purpose, row: int, counter: int) -> float:
+        """One coin of one row: ``coins(purpose, counter + 1)[row, counter]``."""
+        return _coin(stream_key(self.seeds[row], self.samples[row], self.starts[row], purpose), counter)
+
     def select(self, rows: Sequence[int]) -> "Keys":
         """The keys of some rows."""
         seeds, samples, starts = (tuple(part[row] for row in rows) for part in (self.seeds, self.samples, self.starts))
