@@ -40,6 +40,7 @@ KINDS: dict[str, tuple[Sampling, int | None, bool]] = {
     "temperature 1": (Sampling(1.0), None, False),
     "temperature 1, laws": (Sampling(1.0), None, True),
     "temperature 1, top-p 0.9": (Sampling(1.0, top_p=0.9), None, False),
+    "temperature 1, top-p 0.9, laws": (Sampling(1.0, top_p=0.9), None, True),
     "temperature 1, seed": (Sampling(1.0), 7, False),
 }
 """Sampling, seed, and whether the drafter claims laws."""

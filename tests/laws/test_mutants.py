@@ -124,7 +124,7 @@ IN_BRANCHING = [
     Fault("tree-rejection", "self.weight * target / draft", "self.weight * target", BUSH),
     Fault("traversal", "self.weight * target / draft", "target / draft", BUSH),
     # A failed sibling: the residual is carried on, the draft's law loses the token and is renormalised.
-    Fault("tree-rejection", "(place, node))\n    for row", "(place, node)) if False else None\n    for row", BUSH),
+    Fault("tree-rejection", "place.fail(group.token(place, node))\n        else", "pass\n        else", BUSH),
     Fault("tree-rejection", "rest.div_(mass[:, None])", "rest", BUSH),
     Fault("tree-rejection", "rest.div_(mass[:, None])", "rest", BUSH, True),
     Fault("traversal", "target[some].mul_(weight[:, None])", "target[some]", BUSH),
@@ -136,7 +136,8 @@ IN_BRANCHING = [
     # The walks.
     Fault("tree-rejection", "reached[place.who, row] *= 1 - taken", "pass", BUSH),
     Fault("tree-rejection", "reached[place.who, row] * taken", "taken", BUSH),
-    Fault("tree-rejection", "reached, row := parent + 1)", "reached, row := node)", BUSH),
+    Fault("tree-rejection", "(row := parent + 1)", "(row := node)", BUSH),
+    Fault("tree-rejection", "if bool((taken > 0).any()):", "if bool((taken > 0.9).any()):", BUSH),
     Fault("traversal", "for node in children[place.row]:", "for node in children[place.row][::-1]:", BRANCH),
     Fault("traversal", "going[place.who] *= 1 - taken", "pass", BUSH),
     Fault("traversal", "place.who[can], weight[can])", "place.who[can], weight[can].sqrt())", BUSH),
@@ -271,8 +272,8 @@ def test_second_siblings() -> None:
     again = mutant_rule(
         "tree-rejection",
         branching,
-        ("self._probability(self.target, ", "self._probability(None, "),
-        ("target[some].mul_(weight[:, None])", "self.target_probs[self.who, self.row]"),
+        ("if self.target is None:\n            return", "if True:\n            return"),
+        ("target[some].mul_(weight[:, None])", "self.target_row[self.who]"),
     )
     assert first_token(again, pair, target) == close(0.145, 0.29, 0.33, 0.235)
     kept = ("if self.draft is not None and draft is not None:", "if False:")

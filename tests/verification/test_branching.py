@@ -50,6 +50,33 @@ def test_mixed_shapes_are_judged_as_if_alone(name: str, deterministic: bool) -> 
         ]
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_only_rows_that_a_path_has_reached_are_asked_for(deterministic: bool) -> None:
+    """Judged one at a time: the root, and then the nodes of the path; the verdict is the one with all rows at hand."""
+    parents, tokens = SHAPES[0]
+    tree, rule = DraftTree.from_lists([(tokens, parents)]), RULES["tree-rejection"]
+    target, draft, coins = laws(200, 6, 4, seed=7), laws(200, 6, 4, seed=8), coins_of(200, 6, seed=9)
+    deepest = 0
+    for row in range(200):
+        one, asked = slice(row, row + 1), set()
+
+        def row_at(place: int, one: slice = one, asked: set[int] = asked) -> Tensor:
+            asked.add(place)
+            return target[one, place]
+
+        given = None if deterministic else draft[one]
+        assert rule.judge_reached is not None
+        found, whole = (
+            rule.judge_reached(row_at, tree, given, coins[one]),
+            rule.judge(target[one], tree, given, coins[one]),
+        )
+        path = found.path[0].tolist()
+        assert (path, int(found.next_token)) == (whole.path[0].tolist(), int(whole.next_token))
+        assert asked == {0, *(node + 1 for node in path)}
+        deepest = max(deepest, len(path))
+    assert deepest == 2
+
+
 @pytest.mark.parametrize("name", TREE_RULES)
 def test_verdicts_are_paths(name: str) -> None:
     """Each node of a path is the child of the one before it, and the count is the path's length."""

@@ -4,6 +4,7 @@ Knows nothing of models or caches: logits, drafts and the keys of coins come in,
 """
 
 import math
+from functools import cache
 
 import torch
 from jaxtyping import Float, Int
@@ -88,10 +89,15 @@ def _judge_alike(
         return walk(proposal.tree, _Chooser(name, logits, proposal.tree, samplings, keys, errors), name)
     # Once, for all that follows: even a maximum costs more in bf16.
     logits = _examine(logits if logits.dtype == torch.float64 else logits.float(), proposal.tree, keys, errors)
-    probs = batch_probability_rows(logits, samplings)
-    return RULES[name].judge(
-        probs, proposal.tree, proposal.draft_probs, verdict_coins(name, keys, logits.shape[1], logits.device)
-    )
+    rule, coins = RULES[name], verdict_coins(name, keys, logits.shape[1], logits.device)
+    if rule.judge_reached is None:
+        return rule.judge(batch_probability_rows(logits, samplings), proposal.tree, proposal.draft_probs, coins)
+
+    @cache
+    def row_at(row: int) -> Float[Tensor, "batch vocab"]:
+        return batch_probability_rows(logits[:, row : row + 1], samplings)[:, 0]
+
+    return rule.judge_reached(row_at, proposal.tree, proposal.draft_probs, coins)
 
 
 EAGER = 8

@@ -11,7 +11,8 @@ A child that what is left of its law cannot draw (a repeated sibling, probabilit
 hangs below it count as not drafted.
 
 Each walk is written once. It asks ``decide`` whether a node is taken: the law answers with the chance itself, the
-sampler with zero or one by the node's coin, and rows that nobody can reach any more cost nothing.
+sampler with zero or one by the node's coin, and rows that nobody can reach any more cost nothing: not even the target's
+law is asked for there.
 """
 
 from collections import defaultdict
@@ -26,7 +27,7 @@ from torch import Tensor
 from outpace.verification.chain import rescue_chance, subtract_draft_
 from outpace.verification.probabilities import draw
 from outpace.verification.tree import DraftTree
-from outpace.verification.verdict import Coins, DraftRows, Rule, TargetRows, Verdict
+from outpace.verification.verdict import Coins, DraftRows, RowAt, Rule, TargetRow, TargetRows, Verdict
 
 Decide = Callable[[Int[Tensor, " some"], int, Float[Tensor, " some"]], Float[Tensor, " some"]]
 """``(batch rows, node, chances) -> taken``: the chances themselves, or zero and one."""
@@ -39,7 +40,7 @@ class _Place:
     Rows of the vocabulary are copied at the first failure, not before: most nodes are judged by single numbers.
     """
 
-    target_probs: TargetRows
+    target_row: TargetRow
     draft_probs: DraftRows
     row: int
     who: Int[Tensor, " some"]
@@ -52,30 +53,33 @@ class _Place:
         if bool(keep.all()):
             return self
         target, draft = (None if law is None else law[keep] for law in (self.target, self.draft))
-        return _Place(self.target_probs, self.draft_probs, self.row, self.who[keep], self.weight[keep], target, draft)
+        return _Place(self.target_row, self.draft_probs, self.row, self.who[keep], self.weight[keep], target, draft)
 
     def load(self) -> Float[Tensor, "some vocab"]:
         """What is left of the target: from the first call on, rows of our own."""
         if self.target is None:
-            self.target = self.target_probs[self.who, self.row]
+            self.target = self.target_row[self.who]
             self.draft = None if self.draft_probs is None else self.draft_probs[self.who, self.row]
         return self.target
-
-    def _probability(self, left: Tensor | None, whole: TargetRows, token: Int[Tensor, " some"]) -> Tensor:
-        if left is None:
-            return whole[self.who, self.row, token]
-        return left.gather(1, token[:, None]).squeeze(1)
 
     def draft_probability(self, token: Int[Tensor, " some"]) -> Float[Tensor, " some"]:
         """Of a child's token, under what is left of the draft's law; one for a deterministic child."""
         if self.draft_probs is None:
             return torch.ones_like(self.weight)
-        return self._probability(self.draft, self.draft_probs, token)
+        if self.draft is None:
+            return self.draft_probs[self.who, self.row, token]
+        return self.draft.gather(1, token[:, None]).squeeze(1)
+
+    def target_probability(self, token: Int[Tensor, " some"]) -> Float[Tensor, " some"]:
+        """Of a child's token, under what is left of the target's law."""
+        if self.target is None:
+            return self.target_row[self.who, token]
+        return self.target.gather(1, token[:, None]).squeeze(1)
 
     def chance(self, token: Int[Tensor, " some"]) -> Float[Tensor, " some"]:
         """``min(1, weight * target / draft)`` at a child's token: zero where the child cannot have been drawn."""
         draft = self.draft_probability(token)
-        target = self._probability(self.target, self.target_probs, token)
+        target = self.target_probability(token)
         return (self.weight * target / draft).clamp(max=1).where(draft > 0, 0)
 
     def fail(self, token: Int[Tensor, " some"]) -> None:
@@ -94,7 +98,7 @@ class _Place:
         target[some] = rest.div_(mass[:, None])
         if bool((empty := ~(mass > 0)).any()):
             lost = torch.arange(len(drawn), device=drawn.device)[some][empty]
-            target[lost] = self.target_probs[self.who[lost], self.row]
+            target[lost] = self.target_row[self.who[lost]]
         self.weight[some] = rescue_chance(mass, weight)
         if self.draft is not None and draft is not None:
             unused = draft.scatter_(1, token[:, None], 0)
@@ -106,14 +110,14 @@ class _Place:
 class _Group:
     """Batch rows (``who``) whose trees have one shape, so that the walk is one."""
 
-    target_probs: TargetRows
+    row_at: RowAt
     draft_probs: DraftRows
     tokens: Int[Tensor, "batch nodes"]
     who: Int[Tensor, " some"]
     parents: list[int]
 
     def open(self, row: int, who: Int[Tensor, " some"], weight: Float[Tensor, " some"]) -> _Place:
-        return _Place(self.target_probs, self.draft_probs, row, who, weight)
+        return _Place(self.row_at(row), self.draft_probs, row, who, weight)
 
     def token(self, place: _Place, node: int) -> Int[Tensor, " some"]:
         return self.tokens[place.who, node]
@@ -124,21 +128,29 @@ Walk = Callable[[_Group, Decide], Iterator[tuple[_Place, Float[Tensor, " some"]]
 
 
 def _from_the_root(group: _Group, decide: Decide) -> Iterator[tuple[_Place, Float[Tensor, " some"]]]:
-    """Children are tried in order; the first one taken is where the walk goes on."""
-    reached = group.target_probs.new_zeros(group.target_probs.shape[:2])
+    """Children are tried in order; the first one taken is where the walk goes on.
+
+    ``open_rows`` are those where somebody may still stand: a draw passes by most of a tree, and that costs nothing.
+    """
+    reached = group.row_at(0).new_zeros(len(group.tokens), 1 + len(group.parents))
     reached[group.who, 0] = 1
     places: dict[int, _Place] = {}
+    open_rows = {0}
     for node, parent in enumerate(group.parents):
-        place = _stand(group, places, reached, row := parent + 1)
-        if len(place.who) == 0:
+        if (row := parent + 1) not in open_rows:
             continue
+        place = _stand(group, places, reached, row)
         taken = decide(place.who, node, place.chance(group.token(place, node)))
+        if bool((taken > 0).any()):
+            open_rows.add(node + 1)
         reached[place.who, node + 1] = reached[place.who, row] * taken
         reached[place.who, row] *= 1 - taken
         places[row] = place = place.only(taken < 1)
         if len(place.who):
             place.fail(group.token(place, node))
-    for row in range(1 + len(group.parents)):
+        else:
+            open_rows.remove(row)
+    for row in sorted(open_rows):
         if len((place := _stand(group, places, reached, row)).who):
             yield place, reached[place.who, row]
 
@@ -156,7 +168,7 @@ def _from_the_leaves(group: _Group, decide: Decide) -> Iterator[tuple[_Place, Fl
     children: dict[int, list[int]] = defaultdict(list)
     for node, parent in enumerate(group.parents):
         children[parent + 1].append(node)
-    going = group.target_probs.new_ones(len(group.target_probs))
+    going = group.row_at(0).new_ones(len(group.tokens))
     root = group.open(0, group.who, going.new_ones(len(group.who)))
     yield from _visit(root, children, group, going, decide)
 
@@ -189,9 +201,12 @@ class _TreeForm:
     walk: Walk
 
     def judge(self, target_probs: TargetRows, tree: DraftTree, draft_probs: DraftRows, coins: Coins) -> Verdict:
+        return self.judge_reached(lambda row: target_probs[:, row], tree, draft_probs, coins)
+
+    def judge_reached(self, row_at: RowAt, tree: DraftTree, draft_probs: DraftRows, coins: Coins) -> Verdict:
         end = torch.zeros_like(tree.num_nodes)
         next_token = torch.zeros_like(tree.num_nodes)
-        for group in _groups(target_probs, tree, draft_probs):
+        for group in _groups(row_at, tree, draft_probs):
             for place, ends in self.walk(group, partial(_toss, coins)):
                 if len((here := place.only(ends > 0)).who):
                     end[here.who] = here.row
@@ -201,7 +216,7 @@ class _TreeForm:
 
     def law(self, target_probs: TargetRows, tree: DraftTree, draft_probs: DraftRows) -> TargetRows:
         law = torch.zeros_like(target_probs)
-        for group in _groups(target_probs, tree, draft_probs):
+        for group in _groups(lambda row: target_probs[:, row], tree, draft_probs):
             for place, ends in self.walk(group, _weigh):
                 left = place.load()
                 law[place.who, place.row] = ends[:, None] * left / left.sum(1, keepdim=True)
@@ -209,7 +224,7 @@ class _TreeForm:
 
     @property
     def rule(self) -> Rule:
-        return Rule(self.name, True, self.judge, self.law)
+        return Rule(self.name, True, self.judge, self.law, self.judge_reached)
 
 
 def _toss(coins: Coins, who: Int[Tensor, " some"], node: int, chance: Float[Tensor, " some"]) -> Float[Tensor, " some"]:
@@ -220,13 +235,13 @@ def _weigh(who: Int[Tensor, " some"], node: int, chance: Float[Tensor, " some"])
     return chance
 
 
-def _groups(target_probs: TargetRows, tree: DraftTree, draft_probs: DraftRows) -> Iterator[_Group]:
+def _groups(row_at: RowAt, tree: DraftTree, draft_probs: DraftRows) -> Iterator[_Group]:
     shapes: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for member, (_, parents) in enumerate(tree.to_lists()):
         shapes[tuple(parents)].append(member)
     for shape, members in shapes.items():
-        who = torch.tensor(members, device=target_probs.device)
-        yield _Group(target_probs, draft_probs, tree.tokens, who, list(shape))
+        who = torch.tensor(members, device=tree.tokens.device)
+        yield _Group(row_at, draft_probs, tree.tokens, who, list(shape))
 
 
 TREE_REJECTION = _TreeForm("tree-rejection", _from_the_root).rule

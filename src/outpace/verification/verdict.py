@@ -34,6 +34,9 @@ class Verdict:
 
 
 TargetRows = Float[Tensor, "batch rows vocab"]
+TargetRow = Float[Tensor, "batch vocab"]
+RowAt = Callable[[int], TargetRow]
+"""The target's law at one row of the tree, for every batch row, when it is asked for."""
 DraftRows = Float[Tensor, "batch rows vocab"] | None
 Coins = Float[Tensor, "batch rows"]
 
@@ -51,9 +54,12 @@ class Rule:
             is uniform in [0, 1) and used at most once.
         law: ``(target_probs, tree, draft_probs) -> [batch, rows, vocab]``; entry ``[b, r, v]`` is the probability
             that the path of row b ends at row r (0: nothing accepted) and that the next token is v. Sums to one.
+        judge_reached: ``judge`` for laws that are costly to make: it asks for a row only where a path may stand. None
+            where a rule looks at all rows.
     """
 
     name: str
     lossless: bool
     judge: Callable[[TargetRows, DraftTree, DraftRows, Coins], Verdict]
     law: Callable[[TargetRows, DraftTree, DraftRows], TargetRows]
+    judge_reached: Callable[[RowAt, DraftTree, DraftRows, Coins], Verdict] | None = None
