@@ -1,7 +1,7 @@
 """Plain decoding against transformers' ``generate``, on the same weights, tokens equal up to near-ties.
 
     python benchmarks/plain_speed.py                          # both dtypes, about 45 minutes on two cores
-    python benchmarks/plain_speed.py --dtype bf16             # about 25 minutes
+    python benchmarks/plain_speed.py --dtype bf16             # about 25 minutes; what is recorded of fp32 stays
     python benchmarks/plain_speed.py --quick                  # does it run? one minute
 
 Greedy, batch 1, end-of-text respected, prefill counted, both sides given the same ids. Interleaved; medians of the
@@ -12,11 +12,13 @@ Gate: at least 1.5 times transformers in bf16 (goal 1.8), at least 1.0 times in 
 have an fp32 logit gap below 0.25; in fp32 texts are equal, but for ties within 1e-4 in float64, which are counted.
 """
 
+import json
 import sys
 import time
 from typing import Any
 
 from common import (
+    RESULTS,
     Contestant,
     Estimate,
     Gate,
@@ -60,7 +62,7 @@ def ours(target: Target, drafter: Drafter | None, max_new_tokens: int, draft_tok
     return run
 
 
-def measure(name: str, dtype: str, args: Any) -> tuple[dict[str, Any], list[Gate]]:
+def measure(name: str, dtype: str, args: Any) -> dict[str, Any]:
     """Everything for one dtype."""
     target = load_target(name, dtype=dtype)
     asked = questions(target.folder, args)
@@ -90,11 +92,17 @@ def measure(name: str, dtype: str, args: Any) -> tuple[dict[str, Any], list[Gate
     texts = [[repeats[0].token_ids for repeats in runs[side]] for side in ("outpace", "transformers")]
     equal = equality(Judge(name, dtype), asked, *texts)
     report(dtype, cells, equal)
-    floor, goal = BOUNDS[dtype]
-    gates = [Gate(f"plain, {dtype}, against transformers", cells[-1]["speedup"], floor, goal)]
-    same = float(equal["equal"])
-    gates.append(Gate(f"plain, {dtype}, same tokens but near-ties", Estimate(same, same, same), 1.0))
-    return {"dtype": dtype, "packed": target.packed, "cells": cells, "equality": equal}, gates
+    return {"dtype": dtype, "packed": target.packed, "cells": cells, "equality": equal}
+
+
+def gates_of(result: dict[str, Any]) -> list[Gate]:
+    """What is asked of a result, fresh or read from a file."""
+    dtype, speedup, same = result["dtype"], result["cells"][-1]["speedup"], float(result["equality"]["equal"])
+    speedup = speedup if isinstance(speedup, Estimate) else Estimate(**speedup)
+    return [
+        Gate(f"plain, {dtype}, against transformers", speedup, *BOUNDS[dtype]),
+        Gate(f"plain, {dtype}, same tokens but near-ties", Estimate(same, same, same), 1.0),
+    ]
 
 
 def report(dtype: str, cells: list[dict[str, Any]], equal: dict[str, Any]) -> None:
@@ -119,13 +127,18 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.quick:
         args.prompts_per_category, args.limit, args.max_new_tokens, args.repeats = 1, 2, 16, 1
-    results, gates = [], []
+    path = args.out or RESULTS / "plain_speed.json"
+    recorded = json.loads(path.read_text("utf-8")) if path.exists() and not (args.quick and args.out is None) else {}
+    results = {one["dtype"]: one for one in recorded.get("results", [])}
+    gates: list[Gate] = []
     for dtype in args.dtype:
-        found, asked = measure(args.target, dtype, args)
-        results.append(found)
-        gates += asked
-        records = [gate.record() for gate in gates]  # what one dtype has cost is kept if the next is interrupted
-        save("plain_speed", args, document("plain_speed", args, PROTOCOL, results=results, gates=records))
+        found = measure(args.target, dtype, args)
+        whole = document("plain_speed", args, PROTOCOL)
+        results[dtype] = {key: whole[key] for key in ("date", "machine", "versions", "settings")} | found
+        ordered = [one for _, one in sorted(results.items())]
+        gates = [gate for one in ordered for gate in gates_of(one)]
+        # What one dtype has cost is kept if the next is interrupted.
+        save("plain_speed", args, whole | {"results": ordered, "gates": [gate.record() for gate in gates]})
     return judge(gates, args.quick)
 
 
