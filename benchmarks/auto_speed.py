@@ -40,7 +40,7 @@ from common import (
 )
 
 from outpace.decoding.control import Adaptive
-from outpace.decoding.costs import cost_table
+from outpace.decoding.costs import Conditions, cost_table
 from outpace.decoding.generate import Options, generate
 from outpace.decoding.loop import Request, decode
 from outpace.drafters.budget import Budget
@@ -89,7 +89,7 @@ def shares(target: Target, asked: Sequence[Question], temperature: float, args: 
     """By category, the share of turns in which the controller asked for no draft: all prompts once more, untimed."""
     drafter, sampling = Lookup(eos_ids=target.eos_ids), Sampling(temperature)
     seed = 1 if temperature > 0 and not args.unseeded else None
-    costs = cost_table(target, drafter, sampling=sampling, seeded=seed is not None)
+    costs = cost_table(target, drafter, Conditions(sampling=sampling, seeded=seed is not None))
     counts: dict[str, list[int]] = {}
     for question in asked:
         control = Counting(costs)

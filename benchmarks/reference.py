@@ -14,10 +14,8 @@ import torch
 from common import Question, Run
 
 from outpace.decoding.stats import Tally
+from outpace.evaluation import ties
 from outpace.models.load import DTYPES, load_target
-
-NEAR_TIE = {"bf16": ("fp32", 0.25), "fp32": ("fp64", 1e-4)}
-"""For each dtype compared: the dtype of the judge, and the logit gap that rounding may explain."""
 
 
 class Reference:
@@ -83,29 +81,22 @@ class Difference:
         return asdict(self)
 
 
-def first_difference(first: Sequence[int], second: Sequence[int]) -> int | None:
-    """The first place at which two texts differ; None where they are equal as far as both go."""
-    return next((place for place, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), None)
-
-
 class Judge:
     """Reads a prefix in a better precision than that of the texts compared. The model is opened when first needed."""
 
     def __init__(self, name: str, dtype: str) -> None:
         self.name = name
-        self.judge_dtype, self.tolerance = NEAR_TIE[dtype]
-        self.model: Any = None
+        self.judge_dtype, self.tolerance = ties.NEAR_TIE[dtype]
+        self.opened: ties.Judge | None = None
 
     def compare(self, question: Question, first: Sequence[int], second: Sequence[int]) -> Difference | None:
         """The first difference of two continuations of one prompt, judged; None where there is none."""
-        place = first_difference(first, second)
+        place = ties.first_difference(first, second)
         if place is None:
             return None
-        if self.model is None:
-            self.model = load_target(self.name, dtype=self.judge_dtype)
-        prefix = [*question.ids, *first[:place]]
-        state = self.model.open(1, len(prefix))
-        logits = self.model.prefill(state, torch.tensor([prefix]), [len(prefix)]).logits[0, 0].double()
+        if self.opened is None:
+            self.opened = ties.Judge(load_target(self.name, dtype=self.judge_dtype), self.judge_dtype, self.tolerance)
+        logits = self.opened.logits([*question.ids, *first[:place]])
         one, other = float(logits[first[place]]), float(logits[second[place]])
         gap = one - other
         return Difference(

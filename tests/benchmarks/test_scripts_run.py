@@ -71,6 +71,7 @@ def questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 SCRIPTS = ["plain_speed", "hosted_speed", "lookup_speed", "overhead", "tree_overhead", "batch_speed", "auto_speed"]
+SCRIPTS += ["recording_speed"]
 
 
 @pytest.mark.parametrize("name", [*SCRIPTS, "greedy_equality"])

@@ -19,6 +19,7 @@ from outpace.evaluation.probe import read_probe
 from outpace.models.toy import tiny_config, tiny_tensors
 
 COMMAND = importlib.import_module("outpace.cli.bench")
+PAIR = importlib.import_module("outpace.cli.pair")
 WORDS = [f"w{place}" for place in range(60)]
 CATEGORIES = ["chat", "code", "summary", "extraction", "maths", "creative"]
 FIELDS = {
@@ -189,7 +190,7 @@ REFUSED = [
 def test_what_is_refused_before_a_model_is_opened(
     arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(COMMAND, "load_target", lambda *given, **more: pytest.fail("a model was opened"))
+    monkeypatch.setattr(PAIR, "load_target", lambda *given, **more: pytest.fail("a model was opened"))
     result = call(*arguments)
     assert result.exit_code == 2 and result.stdout == ""
     assert words in result.stderr

@@ -14,6 +14,7 @@ from outpace.models.staging import Progress
 from toys import lively
 
 COMMAND = importlib.import_module("outpace.cli.check")  # the room's door has a function of this name
+PAIR = importlib.import_module("outpace.cli.pair")
 GOOD = Check("sampled tokens", "law", True, 0.01, 0.05, 1e-7, "distance from uniform of 900 tokens")
 BAD = Check("seeded text", "equality", False, 2.0, 0.0, 0.0, "token 3 of text 1 is 4 plainly and 5 with drafts")
 FOUND = Check("mask leak", "control", True, 0.4, 0.01, 0.0, "found on this pair by: siblings")
@@ -30,8 +31,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         heard.update(options, target=target.name, drafter=drafter.name)
         return Report(target.name, drafter.name, options["rule"] or "match", heard["checks"])
 
-    monkeypatch.setattr(COMMAND, "load_target", lambda name, **options: heard.update(options) or lively())
-    monkeypatch.setattr(COMMAND, "load_drafter", lambda name, target, **options: Lookup())
+    monkeypatch.setattr(PAIR, "load_target", lambda name, **options: heard.update(options) or lively())
+    monkeypatch.setattr(PAIR, "load_drafter", lambda name, target, **options: Lookup())
     monkeypatch.setattr(COMMAND, "check_pair", answer)
     return heard
 
@@ -124,7 +125,7 @@ def test_the_help_has_an_example() -> None:
 
 def test_a_real_pair_and_a_lossy_rule(monkeypatch: pytest.MonkeyPatch, unchecked: None) -> None:
     """From the command line to the exit code, on toys; false alarm 1e-6."""
-    monkeypatch.setattr(COMMAND, "load_target", lambda name, **options: lively())
+    monkeypatch.setattr(PAIR, "load_target", lambda name, **options: lively())
     assert CliRunner().invoke(app, ["check", "--quick"]).exit_code == 0
     result = CliRunner().invoke(app, ["check", "--quick", "--rule", "typical", "--json"])
     assert result.exit_code == 1

@@ -15,6 +15,7 @@ from outpace.cli import app
 from outpace.decoding.generate import generate
 from outpace.decoding.jobs import answer
 from outpace.decoding.text import text_of
+from outpace.drafters.lookup import Lookup
 from outpace.models.load import load_target
 from outpace.models.toy import tiny_config, tiny_tensors
 from toys import CHAT, LETTER_VOCAB, character_tokenizer
@@ -97,7 +98,7 @@ FLAGS: list[tuple[list[str], dict[str, Any]]] = [
 def test_flags_reach_the_decoder(flags: list[str], options: dict[str, Any], folder: Path) -> None:
     """What the command says is what the call says, and, where the flag changes the text, not what silence says."""
     target = load_target(folder, dtype="fp32")
-    wanted = generate(target, None, "hello", max_new_tokens=int(NEW), **options)  # type: ignore[misc]
+    wanted = generate(target, Lookup(), "hello", max_new_tokens=int(NEW), **options)  # type: ignore[misc]
     assert document(run(folder, "hello", "--json", *flags))["token_ids"] == wanted.token_ids
     plain = generate(target, None, "hello", max_new_tokens=int(NEW))
     if {"repetition_penalty", "presence_penalty", "frequency_penalty", "temperature"} & set(options):
@@ -215,7 +216,7 @@ def test_refusals(flags: list[str], words: str, monkeypatch: pytest.MonkeyPatch)
     def never(*given: Any, **options: Any) -> Any:
         raise AssertionError("a model was opened")
 
-    monkeypatch.setattr(sys.modules["outpace.cli.generate"], "load_target", never)
+    monkeypatch.setattr(sys.modules["outpace.cli.pair"], "load_target", never)
     result = run(None, *flags)
     assert result.exit_code == 2 and result.stdout == ""
     assert result.stderr.startswith(f"outpace: {words}")

@@ -17,7 +17,7 @@ from scipy.optimize import isotonic_regression
 
 from outpace.decoding import costs as module
 from outpace.decoding import stopwatch
-from outpace.decoding.costs import CONTEXTS, CostTable, cost_table, measure, rising
+from outpace.decoding.costs import CONTEXTS, Conditions, CostTable, cost_table, measure, rising
 from outpace.drafters.budget import Budget
 from outpace.drafters.drafter import Drafter, Features, Proposal, chains
 from outpace.drafters.lookup import Lookup
@@ -164,7 +164,7 @@ def exact(clock: Clock) -> None:
     """Every cell and the drafter's cost, one outlier in seven included."""
     clock.noise = 50.0
     target = table_of(clock)
-    table = measure(target, Slow(clock), 4, rows=5, seconds=60.0)
+    table = measure(target, Slow(clock), Conditions(4, 5), seconds=60.0)
     assert set(table.cells) == {(batch, context) for batch in (1, 4) for context in CONTEXTS}
     for (batch, context), costs in table.cells.items():
         assert costs.verify == pytest.approx({rows: target.ms(batch, context, rows) for rows in (1, 2, 3, 5)})
@@ -190,24 +190,26 @@ def test_what_is_measured_planted(fault: str, clock: Clock, monkeypatch: pytest.
 
 def test_a_falling_cost_is_no_staircase(clock: Clock) -> None:
     """Fewer milliseconds for more rows are noise: the sizes are pooled to their mean."""
-    verify = measure(table_of(clock, row=-2.0), None, rows=3, seconds=60.0).cells[1, CONTEXTS[0]].verify
+    verify = measure(table_of(clock, row=-2.0), None, Conditions(rows=3), seconds=60.0).cells[1, CONTEXTS[0]].verify
     assert len(set(verify.values())) == 1 and verify[1] == pytest.approx(20 + 1.28 - 2)
 
 
 def test_the_time_is_kept(clock: Clock) -> None:
     """A long prompt that would take longer than there is time for is left out; the short one has three rounds."""
     target = table_of(clock, first=200.0, reading=5.0)
-    table = measure(target, None, rows=9, seconds=4.0)
+    table = measure(target, None, Conditions(rows=9), seconds=4.0)
     assert set(table.cells) == {(1, CONTEXTS[0])}
     assert len(target.scored) == (1 + stopwatch.FEWEST) * 5
     ahead = clock.now
-    assert set(measure(table_of(clock), None, rows=9, seconds=4.0).cells) == {(1, context) for context in CONTEXTS}
+    assert set(measure(table_of(clock), None, Conditions(rows=9), seconds=4.0).cells) == {
+        (1, context) for context in CONTEXTS
+    }
     assert clock.now - ahead < 4
 
 
 def test_progress_is_told(clock: Clock) -> None:
     told: list[tuple[int, int]] = []
-    measure(table_of(clock), None, rows=2, progress=lambda done, total, what: told.append((done, total)))
+    measure(table_of(clock), None, Conditions(rows=2), progress=lambda done, total, what: told.append((done, total)))
     assert told == [(0, 2), (1, 2), (2, 2)]
 
 
@@ -227,7 +229,7 @@ def test_toys(name: str, sampling: Sampling, seeded: bool, tiny: Transformer) ->
     watched = Watched(tiny)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        table = measure(watched, drafters(tiny)[name], 2, rows=9, sampling=sampling, seeded=seeded)
+        table = measure(watched, drafters(tiny)[name], Conditions(2, 9, sampling, seeded))
     assert {batch for batch, _ in table.cells} == {1, 2}
     for costs in table.cells.values():
         assert list(costs.verify) == [1, 2, 3, 5, 9]
@@ -243,7 +245,7 @@ def test_a_short_context(positions: int) -> None:
     target = table_target(random_table(8, seed=1))
     target.max_positions = positions
     watched = Watched(target)
-    table = measure(watched, Lookup(), rows=9)
+    table = measure(watched, Lookup(), Conditions(rows=9))
     assert len(table.cells) == 1
     assert all(max(costs.verify) == min(9, positions - 1) for costs in table.cells.values())
     assert watched.furthest < positions
@@ -271,17 +273,17 @@ def loaded(tiny: Transformer, **changes: Any) -> Watched:
 
 def test_measured_once(kept: Path, tiny: Transformer) -> None:
     first, second = loaded(tiny), loaded(tiny)
-    table = cost_table(first, None, rows=3)
+    table = cost_table(first, None, Conditions(rows=3))
     assert first.scored and len(list(kept.iterdir())) == 1
-    assert cost_table(second, None, rows=3) == table and second.scored == []
-    assert cost_table(second, None, rows=3) is cost_table(second, None, rows=2 + 1)
-    cost_table(second, None, rows=3, refresh=True)
+    assert cost_table(second, None, Conditions(rows=3)) == table and second.scored == []
+    assert cost_table(second, None, Conditions(rows=3)) is cost_table(second, None, Conditions(rows=2 + 1))
+    cost_table(second, None, Conditions(rows=3), refresh=True)
     assert second.scored
 
 
 def test_what_the_figures_depend_on(kept: Path, tiny: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another target, drafter, batch, size, law, dtype or version is another table."""
-    cost_table(loaded(tiny), None, rows=2)
+    cost_table(loaded(tiny), None, Conditions(rows=2))
     others: list[tuple[Watched, Drafter | None, dict[str, Any]]] = [
         (loaded(tiny, fingerprint="other"), None, {}),
         (loaded(tiny), Lookup(), {}),
@@ -293,17 +295,17 @@ def test_what_the_figures_depend_on(kept: Path, tiny: Transformer, monkeypatch: 
         (loaded(tiny, dtype=torch.bfloat16), None, {}),
     ]
     for target, drafter, options in others:
-        cost_table(target, drafter, **{"rows": 2} | options)
+        cost_table(target, drafter, Conditions(**{"rows": 2} | options))
         assert target.scored, options
     assert len(list(kept.iterdir())) == 1 + len(others)
     monkeypatch.setattr(torch, "__version__", "99")
     upgraded = loaded(tiny)
-    cost_table(upgraded, None, rows=2)
+    cost_table(upgraded, None, Conditions(rows=2))
     assert upgraded.scored
     near = loaded(tiny)
-    cost_table(near, None, batch=2, rows=2)
+    cost_table(near, None, Conditions(2, 2))
     again = loaded(tiny, dtype=near.dtype)
-    cost_table(again, None, batch=2, rows=2)
+    cost_table(again, None, Conditions(2, 2))
     assert again.scored == []
 
 
@@ -326,19 +328,19 @@ SPOILT: dict[str, Any] = {
 
 @pytest.mark.parametrize("spoilt", SPOILT)
 def test_a_file_that_cannot_be_used_is_measured_anew(spoilt: str, kept: Path, tiny: Transformer) -> None:
-    cost_table(loaded(tiny), None, rows=2)
+    cost_table(loaded(tiny), None, Conditions(rows=2))
     [path] = kept.iterdir()
     change = SPOILT[spoilt]
     path.write_text(change if isinstance(change, str) else json.dumps(json.loads(path.read_text()) | change))
     anew = loaded(tiny)
-    table = cost_table(anew, None, rows=2)
+    table = cost_table(anew, None, Conditions(rows=2))
     assert anew.scored
-    assert cost_table(loaded(tiny), None, rows=2) == table
+    assert cost_table(loaded(tiny), None, Conditions(rows=2)) == table
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(kept: Path, tiny: Transformer) -> None:
     kept.write_text("a file where the folder should be")
-    assert cost_table(loaded(tiny), None, rows=2).cells
+    assert cost_table(loaded(tiny), None, Conditions(rows=2)).cells
 
 
 def test_a_busy_machine_is_not_kept(
@@ -352,7 +354,7 @@ def test_a_busy_machine_is_not_kept(
             monkeypatch.setattr(clock, "work", lambda ms: honest(ms * (1 + 3 * clock.works % 5)))
         target = table_of(clock)
         target.folder, target.fingerprint = Path("weights"), f"busy: {busy}"
-        table = cost_table(target, None, rows=2)
+        table = cost_table(target, None, Conditions(rows=2))
         assert (table.spread > AGREED) is busy
         assert len(list(kept.iterdir())) == 1
 
@@ -362,19 +364,19 @@ def test_nothing_half_written_is_left(kept: Path, tiny: Transformer, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    assert cost_table(loaded(tiny), None, rows=2).cells
+    assert cost_table(loaded(tiny), None, Conditions(rows=2)).cells
     assert list(kept.iterdir()) == []
 
 
 @pytest.mark.parametrize("changes", [{"fingerprint": ""}, {"folder": None}])
 def test_what_cannot_be_told_apart_is_not_kept(changes: dict[str, Any], kept: Path, tiny: Transformer) -> None:
     target = loaded(tiny, **changes)
-    table = cost_table(target, None, rows=2)
+    table = cost_table(target, None, Conditions(rows=2))
     assert not kept.exists()
-    assert cost_table(target, None, rows=2) is table, "the same object is measured once"
+    assert cost_table(target, None, Conditions(rows=2)) is table, "the same object is measured once"
 
 
 @pytest.mark.parametrize(("options", "words"), [({"batch": 0}, "batch is 0"), ({"rows": 0}, "rows is 0")])
 def test_refusals(options: dict[str, int], words: str, tiny: Transformer) -> None:
     with pytest.raises(UsageError, match=f"{words}; allowed: 1 or more"):
-        cost_table(tiny, None, **options)
+        cost_table(tiny, None, Conditions(**options))

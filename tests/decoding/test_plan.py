@@ -94,11 +94,11 @@ def test_the_choice_for_a_category_and_a_batch(category: str, batch: int, place:
 
 
 def test_options_are_those_of_generate() -> None:
-    assert PLAN.options("rag") == {"num_draft_tokens": 6, "tree": "chain", "depth": None, "rule": "match"}
-    assert PLAN.options("coding", 9) == {"num_draft_tokens": 24, "tree": "top-p:0.9", "depth": 6, "rule": None}
-    assert PLAN.options(batch=40) == {"num_draft_tokens": 0, "tree": "chain", "depth": None, "rule": None}
+    assert PLAN.choice("rag").options == {"num_draft_tokens": 6, "tree": "chain", "depth": None, "rule": "match"}
+    assert PLAN.choice("coding", 9).options == {"num_draft_tokens": 24, "tree": "top-p:0.9", "depth": 6, "rule": None}
+    assert PLAN.choice(batch=40).options == {"num_draft_tokens": 0, "tree": "chain", "depth": None, "rule": None}
     for one in PLAN.choices:
-        options: Options = {**PLAN.options(one.category, one.batch)}
+        options: Options = {**one.options}
         check(options)
         if one.num_draft_tokens not in ("auto", 0):
             assert isinstance(one.num_draft_tokens, int)

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from asked import entries_of
 from outpace.decoding.generate import generate, speculative_decode, stream
+from outpace.decoding.jobs import answer
 from outpace.decoding.loop import Request, decode
 from outpace.drafters.lookup import Lookup
 from outpace.errors import NumericsError, UnsupportedError, UsageError
@@ -62,6 +64,30 @@ def test_options(options: dict[str, Any], words: str, tiny: Transformer) -> None
     with pytest.raises(UsageError, match=words):
         stream(watched, Lookup(), [1, 2, 3], **options)
     assert watched.prefills == []
+
+
+SHAPES = [
+    (
+        {"tree": "top-k:3"},
+        "tree is top-k:3 and there is no drafter; allowed: with a drafter\nhint: leave it out, or give",
+    ),
+    ({"num_draft_tokens": 4, "depth": 4}, "depth is 4 and there is no drafter; allowed: with a drafter"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), SHAPES, ids=lambda value: str(value)[:30])
+def test_shapes_of_drafts_without_a_drafter(options: dict[str, Any], words: str, tiny: Transformer) -> None:
+    """Plain decoding is told nothing of shapes; the defaults, said aloud, are no matter, nor is a greatest number."""
+    watched = Watched(tiny)
+    for call in (
+        lambda: stream(watched, None, [1, 2, 3], **options),
+        lambda: answer(watched, None, entries_of([1, 2]), **options),
+    ):
+        with pytest.raises(UsageError, match=words):
+            call()
+    assert watched.prefills == []
+    for same in ({"num_draft_tokens": 4}, {"num_draft_tokens": "auto", "tree": "chain", "depth": None}):
+        generate(watched, None, [1, 2, 3], max_new_tokens=2, **same)
 
 
 PROMPTS = [

@@ -29,13 +29,14 @@ def test_no_turn_has_no_tau() -> None:
 def test_conditional_acceptance_by_position() -> None:
     stats = tallied([(3, 0, 1), (3, 1, 2), (3, 1, 2), (3, 3, 4)]).speculation("x")
     assert stats.acceptance_by_position == pytest.approx((3 / 4, 1 / 3, 1.0))
+    assert (stats.tried, stats.passed) == ((4, 3, 1), (3, 1, 1))
     assert stats.acceptance == pytest.approx(5 / 8)
     assert stats.tau == pytest.approx(9 / 4)
 
 
 def test_what_lies_behind_the_stop_is_matched_but_not_accepted() -> None:
     stats = tallied([(5, 5, 3)]).speculation("x")
-    assert (stats.matched, stats.accepted, stats.tau) == (5, 3, 3.0)
+    assert (stats.matched, stats.accepted, stats.emitted, stats.tau) == (5, 3, 3, 3.0)
 
 
 def test_rules_and_losses_are_remembered() -> None:

@@ -7,6 +7,7 @@ import pytest
 from safetensors.torch import save_file
 
 from outpace.decoding.generate import generate
+from outpace.drafters import load
 from outpace.drafters.load import load_drafter
 from outpace.drafters.lookup import Lookup
 from outpace.drafters.small import Small
@@ -55,6 +56,18 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
         UsageError, match=r"another tokenizer than the target .*: id 7 is 'x7' in the draft and 'w7' in"
     ):
         load_drafter(str(other), target)
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_code_of_a_drafter_runs_only_when_trusted(
+    trusted: bool, tiny: Transformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The word goes to whoever opens the draft model, along with dtype and device; nothing is trusted unsaid."""
+    heard: list[dict[str, object]] = []
+    monkeypatch.setattr(load, "load_target", lambda name, **options: heard.append(options) or tiny)
+    draft = str(folder_of(tmp_path / "draft", 64, 1))
+    load_drafter(draft, tiny, dtype="fp32", **({"trust_remote_code": True} if trusted else {}))
+    assert heard == [{"dtype": "fp32", "device": "cpu", "trust_remote_code": trusted}]
 
 
 @pytest.mark.parametrize("tree", ["chain", "top-k:2", "sampled:2"])

@@ -14,7 +14,7 @@ from outpace.errors import NumericsError, UsageError
 from outpace.evaluation import benchmark
 from outpace.evaluation.benchmark import Group, Measured, Protocol, Setting, grouped, measure
 from outpace.evaluation.machine import available_mb, machine, peak_rss_mb, reset_peak, total_mb, versions
-from outpace.evaluation.outcome import ALL, Row, findings, parted, rows, verdict
+from outpace.evaluation.outcome import ALL, Row, findings, named, parted, rows, verdict
 from outpace.evaluation.ties import Judge
 from outpace.evaluation.workloads import Question, Skipped
 from outpace.models.toy import table_target
@@ -260,6 +260,21 @@ def test_the_verdict_is_of_the_best_setting_and_names_where_it_slows_down(decode
 def test_skipped_prompts_are_findings() -> None:
     said = "prompt 'long' (line 3) has 900 tokens and was skipped: the context holds 256, new ones included"
     assert findings([], [Skipped("long", 3, 900)], 256) == [said]
+
+
+def test_many_skipped_prompts_are_named_together() -> None:
+    """The first three one by one; the document has them all."""
+    skipped = [Skipped(f"p{line}", line, 900 + line) for line in range(1, 7)]
+    few, one, many = (findings([], skipped[:count], 256) for count in (3, 4, 6))
+    assert few == [single for prompt in skipped[:3] for single in findings([], [prompt], 256)]
+    assert one == [*few, "1 more prompt skipped for the same reason, of 904 tokens"]
+    assert many == [*few, "3 more prompts skipped for the same reason, of 904 to 906 tokens"]
+
+
+def test_a_setting_in_words(decoder: Decoder, tiny: Transformer) -> None:
+    base = whole(rows(measured(decoder, tiny, grouped(questions(*"ababa"), 1)), "lookup", None))
+    assert named(base) == "4 drafts a turn, chain, temperature 0"
+    assert named(replace(base, num_draft_tokens="auto")) == "as many drafts as pay, chain, temperature 0"
 
 
 # ---- texts ---------------------------------------------------------------------------------------------------------

@@ -1,11 +1,13 @@
 """Intervals are paired, cover what they should, and pooled figures are those of all turns counted together."""
 
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outpace.decoding.stats import Tally
+from outpace.decoding.stats import Speculation, Tally
 from outpace.evaluation.metrics import Estimate, median, median_ratio, pooled, resampled
 from toys import must_fail
 
@@ -60,42 +62,54 @@ def test_the_median_and_its_interval() -> None:
     assert found.value == 3.0 and 1.0 <= found.low < 3.0 < found.high <= 100.0
 
 
-turn = st.integers(0, 5).flatmap(
-    lambda matched: st.tuples(st.just(5), st.just(matched), st.integers(1, matched + 1))
-) | st.just((0, 0, 1))
+@st.composite
+def turns(draw: st.DrawFn) -> tuple[int, int, int, int]:
+    """Nodes, the longest path, matched and emitted: chains and trees of any size, none, and stops within them."""
+    depth = draw(st.integers(0, 5))
+    drafted = depth and draw(st.integers(depth, 3 * depth))
+    matched = draw(st.integers(0, depth))
+    return drafted, depth, matched, draw(st.integers(1, matched + 1))
 
 
-@given(st.lists(st.lists(turn, max_size=6), min_size=1, max_size=5))
-def test_pooling_counts_all_turns_together(texts: list[list[tuple[int, int, int]]]) -> None:
-    """Of drafts that are equally long, or none: the figures of all texts are those of one text with all their turns."""
+def spoken(texts: list[list[tuple[int, int, int, int]]]) -> tuple[list[Speculation], Speculation]:
+    """The figures of every text, and those of one text with all their turns."""
     whole, parts = Tally(), []
-    for turns in texts:
+    for own_turns in texts:
         own = Tally()
-        for drafted, matched, emitted in turns:
+        for drafted, depth, matched, emitted in own_turns:
             for one in (own, whole):
-                one.add(rule="greedy", lossless=True, drafted=drafted, depth=drafted, matched=matched, emitted=emitted)
+                one.add(rule="greedy", lossless=True, drafted=drafted, depth=depth, matched=matched, emitted=emitted)
         parts.append(own.speculation("lookup"))
-    together, found = whole.speculation("lookup"), pooled(parts)
-    assert (found.turns, found.plain_turns) == (together.turns, together.plain_turns)
-    assert (found.drafted, found.accepted) == (together.drafted, together.accepted)
-    assert found.tau == pytest.approx(together.tau)
-    assert found.acceptance == pytest.approx(together.acceptance)
-    assert found.acceptance_by_position == pytest.approx(together.acceptance_by_position)
+    return parts, whole.speculation("lookup")
+
+
+@given(st.lists(st.lists(turns(), max_size=6), min_size=1, max_size=5))
+def test_pooling_counts_all_turns_together(texts: list[list[tuple[int, int, int, int]]]) -> None:
+    """To the last digit, however ragged the drafts are."""
+    parts, together = spoken(texts)
+    found = pooled(parts)
+    assert asdict(found).items() <= asdict(together).items()
     assert found.plain_turn_share == (together.plain_turns / together.turns if together.turns else None)
 
 
-def test_ragged_drafts_are_pooled_exactly_but_by_position() -> None:
-    whole, parts = Tally(), []
-    for turns in ([(4, 2), (0, 0)], [(2, 0), (4, 4)], [(3, 0)], [(1, 1), (5, 2)]):
-        own = Tally()
-        for drafted, matched in turns:
-            for one in (own, whole):
-                one.add(rule="x", lossless=True, drafted=drafted, depth=drafted, matched=matched, emitted=matched + 1)
-        parts.append(own.speculation("lookup"))
-    together, found = whole.speculation("lookup"), pooled(parts)
-    assert found.tau == pytest.approx(together.tau) and found.acceptance == pytest.approx(together.acceptance)
-    assert all(0 <= share <= 1 for share in found.acceptance_by_position)
-    assert len(found.acceptance_by_position) == len(together.acceptance_by_position)
+RAGGED = [[(4, 4, 2, 3), (0, 0, 0, 1)], [(2, 2, 0, 1), (4, 4, 4, 5)], [(3, 3, 0, 1)], [(1, 1, 1, 2), (5, 5, 2, 3)]]
+
+
+def test_a_guess_by_shares_would_be_noticed() -> None:
+    """Planted: positions of a text are weighed by the turns that shares say came so far, though short drafts end
+    before."""
+    parts, together = spoken(RAGGED)
+    tried, passed = [0.0] * 5, [0.0] * 5
+    for one in parts:
+        reached = float(one.turns - one.plain_turns)
+        for place, share in enumerate(one.acceptance_by_position):
+            tried[place] += reached
+            reached *= share
+            passed[place] += reached
+    guessed = [p / t for p, t in zip(passed, tried, strict=True) if t]
+    with must_fail():
+        assert guessed == pytest.approx(together.acceptance_by_position)
+    assert pooled(parts).acceptance_by_position == together.acceptance_by_position == (4 / 6, 3 / 3, 1 / 3, 1.0)
 
 
 def test_nothing_pools_to_nothing() -> None:

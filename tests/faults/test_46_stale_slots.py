@@ -55,13 +55,13 @@ def test_nothing_stale_is_attended() -> None:
 
 @pytest.mark.parametrize("fault", ["mask of the longest row", "rejected drafts stay"])
 def test_planted_fault(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    masked, kept = transformer._tree_mask, Cache.keep
+    masked, kept = transformer.tree_mask, Cache.keep
 
     def mask(tree: DraftTree, starts: Tensor, context: int) -> Tensor:
         return masked(tree, starts, context) | (torch.arange(context) < starts.max())
 
     if fault == "mask of the longest row":
-        monkeypatch.setattr(transformer, "_tree_mask", mask)
+        monkeypatch.setattr(transformer, "tree_mask", mask)
     else:
         chain = torch.arange(9).expand(9, -1)
         monkeypatch.setattr(

@@ -33,7 +33,7 @@ def test_a_block_is_causal(family: str) -> None:
 
 @pytest.mark.parametrize("fault", ["no mask within the block", "one ahead", "own token unseen"])
 def test_planted_fault(fault: str, tiny: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = transformer._tree_mask
+    honest = transformer.tree_mask
 
     def mask(tree: DraftTree, starts: Tensor, context: int) -> Tensor:
         visible = honest(tree, starts, context)
@@ -42,6 +42,6 @@ def test_planted_fault(fault: str, tiny: Transformer, monkeypatch: pytest.Monkey
         by = 1 if fault == "one ahead" else -1
         return visible | visible.roll(by, 2) if by == 1 else visible & visible.roll(by, 2)
 
-    monkeypatch.setattr(transformer, "_tree_mask", mask)
+    monkeypatch.setattr(transformer, "tree_mask", mask)
     with must_fail():
         case(tiny)

@@ -38,9 +38,9 @@ def test_branches_do_not_see_each_other(family: str) -> None:
 
 def test_planted_fault(tiny: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mask is taken for an ordinary causal one."""
-    honest = transformer._tree_mask
+    honest = transformer.tree_mask
     monkeypatch.setattr(
-        transformer, "_tree_mask", lambda tree, *given: honest(DraftTree.chain(tree.tokens, tree.num_nodes), *given)
+        transformer, "tree_mask", lambda tree, *given: honest(DraftTree.chain(tree.tokens, tree.num_nodes), *given)
     )
     with must_fail():
         case(tiny)

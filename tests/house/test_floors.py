@@ -31,7 +31,7 @@ THIRD_PARTIES: dict[str, set[str]] = {
     "models": {"torch", "jaxtyping", "safetensors"},
     "drafters": {"torch", "jaxtyping", "safetensors"},
     "decoding": {"torch", "jaxtyping"},
-    "training": {"torch", "jaxtyping", "safetensors"},
+    "training": {"torch", "jaxtyping", "safetensors", "accelerate"},
     "evaluation": {"torch", "jaxtyping", "numpy"},
     "export": {"torch", "safetensors"},
     "tuning": {"torch", "jaxtyping", "numpy"},
@@ -46,6 +46,7 @@ THIRD_PARTIES_OF_FILES: dict[str, set[str]] = {
     "models/staging.py": {"filelock", "platformdirs"},
     "drafters/lookup.py": {"numpy"},
     "decoding/text.py": {"transformers"},
+    "training/plot.py": {"matplotlib"},
 }
 """What a single file may import beyond its room's."""
 
@@ -139,7 +140,9 @@ def test_named_exceptions_are_needed() -> None:
 def test_every_stranger_is_declared() -> None:
     """What the package imports, pyproject.toml asks for by name: not what some other package happens to bring."""
     project = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
-    declared = {re.match(r"[\w.-]+", line)[0].replace("-", "_") for line in project["dependencies"]}
+    extras = project["optional-dependencies"]
+    lines = [*project["dependencies"], *extras["train"], *extras["plot"]]
+    declared = {re.match(r"[\w.-]+", line)[0].replace("-", "_") for line in lines}
     used = {module.split(".")[0] for path in ROOT.rglob("*.py") for _, module, _ in imports(path)}
     assert used - sys.stdlib_module_names - {"outpace"} <= declared
 

@@ -67,9 +67,9 @@ def test_a_healthy_model_is_not_limited(family: str) -> None:
 
 def test_a_mask_that_siblings_ignore_limits_to_chains(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chains go on exactly; a tree is refused by name and says why."""
-    honest = hosted_module._tree_mask
+    honest = hosted_module.tree_mask
     monkeypatch.setattr(
-        hosted_module, "_tree_mask", lambda tree, *given: honest(DraftTree.chain(tree.tokens, tree.num_nodes), *given)
+        hosted_module, "tree_mask", lambda tree, *given: honest(DraftTree.chain(tree.tokens, tree.num_nodes), *given)
     )
     with pytest.warns(UserWarning, match=CHAINS_ONLY):
         target: Any = host(copy.deepcopy(model_of("gpt2")), packed=False)

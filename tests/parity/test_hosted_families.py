@@ -126,11 +126,11 @@ def _lengths_only(self: Cache, path: Any, num_accepted: list[int]) -> None:
 
 
 def _plant(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest_mask, honest_places = hosted_module._tree_mask, hosted_module.Flight.behind
+    honest_mask, honest_places = hosted_module.tree_mask, hosted_module.Flight.behind
     if fault == "tree mask ignored":
         monkeypatch.setattr(
             hosted_module,
-            "_tree_mask",
+            "tree_mask",
             lambda tree, *given: honest_mask(DraftTree.chain(tree.tokens, tree.num_nodes), *given),
         )
     elif fault == "positions by place":
@@ -138,7 +138,7 @@ def _plant(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     elif fault == "stale slots are seen":
         monkeypatch.setattr(
             hosted_module,
-            "_tree_mask",
+            "tree_mask",
             lambda tree, starts, context: honest_mask(tree, starts, context) | (torch.arange(context) < starts.max()),
         )
     elif fault == "kept branches stay where they lie":

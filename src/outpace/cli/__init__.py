@@ -10,6 +10,7 @@ import typer
 
 from outpace.cli.bench import bench
 from outpace.cli.check import check
+from outpace.cli.export import export
 from outpace.cli.generate import generate
 from outpace.cli.pull import pull
 from outpace.errors import OutpaceError
@@ -46,7 +47,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     rich_markup_mode=None,
 )
-for verb in (bench, check, generate, pull):
+for verb in (bench, check, export, generate, pull):
     app.command()(guarded(verb))
 
 

@@ -6,22 +6,23 @@ Knows nothing of how it is measured; parses, calls, prints.
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from outpace.cli.generate import Lane, Model, Trust
+from outpace.cli.generate import Lane, Model, Planned, Trust
+from outpace.cli.pair import Models, chosen, draft_tokens, passed_over
 from outpace.cli.pull import progress_bar
 from outpace.decoding.options import check
+from outpace.decoding.plan import NONE, Choice, PlanOptions
 from outpace.drafters.drafter import Drafter
-from outpace.drafters.load import load_drafter
 from outpace.errors import UsageError
 from outpace.evaluation.benchmark import Protocol, Setting, grouped, measure
 from outpace.evaluation.machine import machine, versions
@@ -30,7 +31,6 @@ from outpace.evaluation.probe import DEPTH, write_probe
 from outpace.evaluation.ties import open_judge
 from outpace.evaluation.workloads import Question, questions, workload
 from outpace.models import weights
-from outpace.models.load import load_target
 from outpace.models.staging import Progress
 from outpace.models.target import Target
 from outpace.verification.probabilities import Sampling
@@ -45,17 +45,26 @@ HOW = (
     "median tokens per second with 95 % intervals of a paired bootstrap"
 )
 
+Guesser = Annotated[
+    str | None, typer.Option(help="Who drafts: lookup (the default), or a smaller model of the same family.")
+]
 Counts = Annotated[
-    list[str] | None, typer.Option(help="Drafts a turn: a number, or auto, the default; may be repeated.")
+    list[str] | None,
+    typer.Option(metavar="N|auto", help="Drafts a turn: a number, or auto, the default; may be repeated."),
 ]
 Shapes = Annotated[
-    list[str] | None, typer.Option(help="How drafts branch: chain, top-k:K, top-p:P or sampled:K; may be repeated.")
+    list[str] | None,
+    typer.Option(metavar="SHAPE", help="How drafts branch: chain, top-k:K, top-p:P or sampled:K; may be repeated."),
 ]
+Heats = Annotated[
+    list[float] | None, typer.Option(metavar="NUMBER", help="0, the default, is greedy; may be repeated.")
+]
+Kinds = Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only these prompts; may be repeated.")]
 
 
 def bench(
     target: Model = weights.DEFAULT,
-    draft: Annotated[str, typer.Option(help="Who drafts: lookup, or a smaller model of the same family.")] = "lookup",
+    draft: Guesser = None,
     dtype: Annotated[str, typer.Option(help="auto (bf16 where it is native), bf16, fp32 or fp64.")] = "auto",
     device: Annotated[str, typer.Option(help="Where to compute; others than cpu are refused.")] = "cpu",
     lane: Lane = "auto",
@@ -63,15 +72,16 @@ def bench(
     num_draft_tokens: Counts = None,
     tree: Shapes = None,
     depth: Annotated[int | None, typer.Option(help="The longest path of a tree.")] = None,
+    plan: Planned = None,
     rule: Annotated[str | None, typer.Option(help="An acceptance rule by name; the best that fits by default.")] = None,
-    temperature: Annotated[list[float] | None, typer.Option(help="0, the default, is greedy; may be repeated.")] = None,
+    temperature: Heats = None,
     top_k: Annotated[int, typer.Option(help="Keep this many most probable tokens; 0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Keep the most probable tokens up to this mass; 1 keeps all.")] = 1.0,
     min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the most probable; 0 keeps all.")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="As for generate; a probe without one takes 0.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Of each text, at most.")] = 128,
     prompts: Annotated[Path | None, typer.Option(help="Your prompts, JSON lines; ours by default.")] = None,
-    category: Annotated[list[str] | None, typer.Option(help="Only these prompts; may be repeated.")] = None,
+    category: Kinds = None,
     per_category: Annotated[int | None, typer.Option(help="At most so many prompts of each category.")] = None,
     concurrency: Annotated[int, typer.Option("--concurrency", "--batch-size", help="Prompts decoded at once.")] = 1,
     budget: Annotated[str | None, typer.Option(help="Time to measure in: 90s, 1h; 3m by default.")] = None,
@@ -81,38 +91,57 @@ def bench(
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
-    """Measure drafted beside plain decoding, on our prompts or yours; exit code 1 where drafting is slower.
+    """Measure drafted beside plain decoding, on your prompts or ours.
 
-    Example: outpace bench --prompts mine.jsonl --num-draft-tokens 4 --num-draft-tokens auto --budget 5m
+    Exit code 1 where drafting is slower, a text is not the plain one, or a prompt does not fit the context.
+
+    Example: outpace bench --prompts mine.jsonl --num-draft-tokens 4 --budget 5m
     """
-    if draft == "none":
-        raise UsageError("the drafter is 'none'; allowed: one that drafts", hint="plain decoding is measured anyway")
+    given = {"draft": draft, "num-draft-tokens": num_draft_tokens, "tree": tree, "depth": depth, "rule": rule}
+    choice, planned = (None, None) if plan is None else chosen(plan, given, category, concurrency)
+    guesser = draft or "lookup" if choice is None else choice.drafter
     if probe is not None:
         _refuse(num_draft_tokens=num_draft_tokens, tree=tree, depth=depth, rule=rule, budget=budget, repeats=repeats)
-        _refuse(temperature=temperature, concurrency=None if concurrency == 1 else concurrency)
-    passes, seconds = 3 if repeats is None else repeats, _seconds("3m" if budget is None else budget)
+        _refuse(plan=plan, temperature=temperature, concurrency=None if concurrency == 1 else concurrency)
+    seconds, passes = _seconds("3m" if budget is None else budget), 3 if repeats is None else repeats
     protocol = Protocol(seconds, passes, concurrency, max_new_tokens, top_k, top_p, min_p, seed)
-    ways = product(temperature or [0.0], tree or ["chain"], num_draft_tokens or ["auto"])
-    settings = [Setting(_draft_tokens(count), shape, depth, rule, heat) for heat, shape, count in ways]
-    for setting in settings:
-        check(protocol.options(setting, setting.temperature))
+    settings = _settings(choice, given, temperature or [0.0], protocol)
+    models = Models(target, dtype, device, lane, trust_remote_code)
     entries = workload(prompts, category or (), per_category)
     with progress_bar() as progress:
-        model = load_target(
-            target, dtype=dtype, device=device, lane=lane, trust_remote_code=trust_remote_code, progress=progress
-        )
-        drafter = load_drafter(draft, model, dtype=dtype)
+        model = models.decider(progress, planned)
+        drafter = models.guesser(guesser, model)
         asked, skipped = questions(entries, model)
         if probe is None:
             found, shown, notes = _measured(model, drafter, asked, settings, protocol, progress)
         else:
             found, shown, notes = _probed(model, drafter, asked, settings[0], protocol, probe, progress)
     said = findings(shown, skipped, model.max_positions)
-    source = "outpace" if prompts is None else prompts.name
-    whole = _document(model, drafter, source, found) | {"skipped": [asdict(one) for one in skipped], "findings": said}
-    _show(whole, shown, [*notes, *said], json_output)
+    found |= {"skipped": [asdict(one) for one in skipped], "findings": said}
+    over = passed_over(planned, choice, [one.category for one in entries])
+    _show(_document(model, drafter, prompts, plan, found), shown, [*notes, *over, *said], json_output)
     if said:
         raise typer.Exit(1)
+
+
+def _settings(
+    choice: Choice | None, given: Mapping[str, Any], temperatures: Sequence[float], protocol: Protocol
+) -> list[Setting]:
+    """What is measured, at every temperature: a plan's choice, or all that the flags say."""
+    plain = choice is not None and choice.options["num_draft_tokens"] == 0
+    if plain or given["draft"] == NONE:
+        who = "the plan decodes plainly here" if plain else f"the drafter is {NONE!r}"
+        raise UsageError(f"{who}; allowed: one that drafts", hint="plain decoding is measured anyway")
+    ways = product(given["tree"] or ["chain"], given["num-draft-tokens"] or ["auto"])
+    shapes = [
+        PlanOptions(num_draft_tokens=draft_tokens(count), tree=tree, depth=given["depth"], rule=given["rule"])
+        for tree, count in ways
+    ]
+    shapes = shapes if choice is None else [choice.options]
+    settings = [Setting(**shape, temperature=heat) for heat, shape in product(temperatures, shapes)]
+    for setting in settings:
+        check(protocol.options(setting, setting.temperature))
+    return settings
 
 
 def _measured(
@@ -164,7 +193,9 @@ def _probed(
     return found, [], [f"{count} positions of {len(asked)} texts probed: {path}"]
 
 
-def _document(model: Target, drafter: Drafter, source: str, found: dict[str, Any]) -> dict[str, Any]:
+def _document(
+    model: Target, drafter: Drafter, prompts: Path | None, plan: Path | None, found: dict[str, Any]
+) -> dict[str, Any]:
     """The JSON document, as ``--json`` prints it."""
     about = {
         "how": HOW,
@@ -172,7 +203,8 @@ def _document(model: Target, drafter: Drafter, source: str, found: dict[str, Any
         "fingerprint": model.fingerprint,
         "dtype": str(model.dtype).removeprefix("torch."),
         "drafter": drafter.name,
-        "source": source,
+        "source": "outpace" if prompts is None else prompts.name,
+        "plan": None if plan is None else plan.name,
     }
     top = {"format_version": FORMAT_VERSION, "machine": machine(), "versions": versions()}
     return top | found | {"protocol": about | found["protocol"]}
@@ -235,12 +267,3 @@ def _seconds(given: str) -> float:
     if match is None:
         raise UsageError(f"budget is {given!r}; allowed: a number of seconds, or one with s, m or h, such as 3m")
     return float(match[1]) * SECONDS[match[2]]
-
-
-def _draft_tokens(given: str) -> int | Literal["auto"]:
-    if given == "auto":
-        return "auto"
-    try:
-        return int(given)
-    except ValueError:
-        raise UsageError(f"num_draft_tokens is {given!r}; allowed: auto, or a number from 0 on") from None

@@ -15,13 +15,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from outpace.cli.generate import Lane, Model, Trust
+from outpace.cli.pair import Models
 from outpace.cli.pull import progress_bar
 from outpace.drafters.budget import Branching
-from outpace.drafters.load import load_drafter
 from outpace.evaluation.exactness import check_options, check_pair
 from outpace.evaluation.pair import Report
 from outpace.models import weights
-from outpace.models.load import load_target
 from outpace.verification.rules import rule_named
 
 FORMAT_VERSION = 1
@@ -39,26 +38,27 @@ def check(
     tree: Annotated[str, typer.Option(help="How drafts branch: chain, top-k:K, top-p:P or sampled:K.")] = "chain",
     rule: Annotated[str | None, typer.Option(help="An acceptance rule by name; the best that fits by default.")] = None,
     temperature: Annotated[
-        list[float] | None, typer.Option(help="A further temperature besides 0, 0.5, 1 and 1.5; may be repeated.")
+        list[float] | None,
+        typer.Option(metavar="NUMBER", help="A further temperature besides 0, 0.5, 1 and 1.5; may be repeated."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of all that is left to chance.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer texts: finds large faults only.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
-    """Check that decoding with drafts is lossless on your pair: texts, laws, caches, masks, and ten planted faults.
+    """Check that decoding with drafts is lossless on your pair.
+
+    Texts, laws, caches and masks are checked, and ten faults planted that must be found. Exit code 1 where one is not.
 
     Example: outpace check --target smollm2 --draft lookup
     """
     branching = Branching.parse(tree)
     check_options(rule, num_draft_tokens, temperature or ())
+    models = Models(target, dtype, device, lane, trust_remote_code)
     with progress_bar() as progress:
-        model = load_target(
-            target, dtype=dtype, device=device, lane=lane, trust_remote_code=trust_remote_code, progress=progress
-        )
-        drafter = load_drafter(draft, model, dtype=dtype)
+        model = models.decider(progress)
         report = check_pair(
             model,
-            drafter,
+            models.guesser(draft, model),
             rule=rule,
             branching=branching,
             num_draft_tokens=num_draft_tokens,

@@ -9,24 +9,23 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from outpace.cli.pair import Models, chosen, passed_over
 from outpace.cli.pull import progress_bar
 from outpace.decoding.generate import Piece, Result, stream
 from outpace.decoding.jobs import BATCH_SIZE, Outcome, answer, as_record, record
 from outpace.decoding.options import Options, check, costs_of
-from outpace.decoding.plan import ALL, NONE, Choice, Plan
+from outpace.decoding.plan import NONE, Plan
 from outpace.decoding.prompts import Entry, in_category, read_prompts
 from outpace.drafters.drafter import Drafter
-from outpace.drafters.load import load_drafter
 from outpace.errors import UsageError
 from outpace.models import weights
-from outpace.models.load import load_target
 from outpace.models.target import Target
 
 FORMAT_VERSION = 1
@@ -40,8 +39,10 @@ Guesser = Annotated[
 ]
 Lane = Annotated[str, typer.Option(help="auto, fast (our own forward) or hosted (the model of transformers).")]
 Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python files that came with the weights.")]
-Drafts = Annotated[str | None, typer.Option(help="Drafts a turn: a number, or auto, the default.")]
-Tree = Annotated[str | None, typer.Option(help="How drafts branch: chain, top-k:K, top-p:P or sampled:K.")]
+Drafts = Annotated[str | None, typer.Option(metavar="N|auto", help="Drafts a turn: a number, or auto, the default.")]
+Tree = Annotated[
+    str | None, typer.Option(metavar="SHAPE", help="How drafts branch: chain, top-k:K, top-p:P or sampled:K.")
+]
 Planned = Annotated[Path | None, typer.Option(help="A plan (TOML) that says who drafts, how much and how.")]
 Depth = Annotated[int | None, typer.Option(help="The longest path of a tree; as its nodes allow by default.")]
 Repetition = Annotated[
@@ -53,10 +54,14 @@ Least = Annotated[int, typer.Option(help="No end of text before so many tokens."
 Bias = Annotated[
     list[str] | None, typer.Option(metavar="ID=VALUE", help="Added to the logit of a token; may be repeated.")
 ]
-Bad = Annotated[list[str] | None, typer.Option(help="A word that may not be said; may be repeated.")]
-Stop = Annotated[list[str] | None, typer.Option(help="Ends the text before this string; may be repeated.")]
+Bad = Annotated[list[str] | None, typer.Option(metavar="WORD", help="A word that may not be said; may be repeated.")]
+Stop = Annotated[
+    list[str] | None, typer.Option(metavar="TEXT", help="Ends the text before this string; may be repeated.")
+]
 Prompts = Annotated[Path | None, typer.Option(help="Answer a file instead: JSON lines with turns, prompt or messages.")]
-Category = Annotated[list[str] | None, typer.Option(help="Only these prompts of the file; may be repeated.")]
+Category = Annotated[
+    list[str] | None, typer.Option(metavar="NAME", help="Only these prompts of the file; may be repeated.")
+]
 Together = Annotated[int | None, typer.Option(help="How many prompts of the file are decoded at once; 8 by default.")]
 Output = Annotated[Path | None, typer.Option(help="Append the answers here; what it has already is not asked again.")]
 
@@ -95,30 +100,31 @@ def generate(
     trace: Annotated[str | None, typer.Option(help="Write one record a turn to this file (JSON lines).")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
-    """Continue one prompt, streamed as it stands, or answer a file of prompts: drafted, and verified exactly.
+    """Continue a prompt, or answer a file of prompts.
 
-    A file is read line by line, and answers go to --output, or as JSON lines to standard output; a prompt that does
-    not fit the context is named and skipped, and the exit code is then 1.
+    Text is drafted, verified exactly, and streamed as it stands. Answers to a file go to --output, or as JSON lines to
+    standard output; a prompt that does not fit the context is named and skipped, and the exit code is then 1.
 
     Example: outpace generate "Explain speculative decoding in two sentences."
     """
     limit = None if max_new_tokens == -1 else max_new_tokens
     law: Options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
     given = {"draft": draft, "num-draft-tokens": num_draft_tokens, "tree": tree, "depth": depth, "rule": rule}
-    choice = _choice(plan, given, category, batch_size)
-    drafting = _drafting(choice)
+    choice, planned = chosen(plan, given, category, batch_size or (1 if prompts is None else BATCH_SIZE))
+    models = Models(target, dtype, device, lane, trust_remote_code)
     changes = _changes(repetition_penalty, presence_penalty, frequency_penalty, logit_bias, bad_word, min_new_tokens)
     length: Options = {"max_new_tokens": limit, "stop": stop or (), "raw": raw, "trace": trace}
-    options: Options = {**law, **drafting, **changes, **length, "batch_size": batch_size}
+    options: Options = {**law, **choice.options, **changes, **length, "batch_size": batch_size}
     check(options)
     _check_source(prompt, prompts, {"category": category, "batch-size": batch_size, "output": output}, trace)
     if prompts is not None:
         entries = _entries(prompts, category)
-        together = _at_once(entries, batch_size)
-        pair = _open(target, choice.drafter, dtype, device, lane, trust_remote_code, plan, options, together)
+        for note in passed_over(planned, choice, [entry.category for entry in entries]):
+            typer.echo(f"outpace: {note}", err=True)
+        pair = _open(models, choice.drafter, planned, options, _at_once(entries, batch_size))
         _all(*pair, entries, output, options, json_output)
     elif prompt is not None:
-        pair = _open(target, choice.drafter, dtype, device, lane, trust_remote_code, plan, options, 1)
+        pair = _open(models, choice.drafter, planned, options, 1)
         _one(*pair, sys.stdin.read() if prompt == "-" else prompt, options, json_output)
 
 
@@ -313,58 +319,13 @@ def _biases(given: Sequence[str]) -> dict[int, float] | None:
     return biases or None
 
 
-def _drafting(choice: Choice) -> Options:
-    return {
-        "num_draft_tokens": choice.num_draft_tokens,
-        "tree": choice.tree,
-        "depth": choice.depth,
-        "rule": choice.rule,
-    }
-
-
-def _choice(plan: Path | None, given: dict[str, Any], category: list[str] | None, batch_size: int | None) -> Choice:
-    """Who drafts, how much and how: as the plan has it, or as the flags say."""
-    set_here = [name for name, value in given.items() if value is not None]
-    if plan is None:
-        return Choice(
-            drafter=given["draft"] or "lookup",
-            num_draft_tokens=_draft_tokens(given["num-draft-tokens"]),
-            tree=given["tree"] or "chain",
-            depth=given["depth"],
-            rule=given["rule"],
-        )
-    if set_here:
-        raise UsageError(f"--plan and --{set_here[0]} were given; allowed: one of them")
-    alone = category[0] if category and len(category) == 1 else ALL
-    return Plan.read(plan).choice(alone, batch_size or 1)
-
-
 def _open(
-    target: str,
-    draft: str,
-    dtype: str,
-    device: str,
-    lane: str,
-    trust: bool,
-    plan: Path | None,
-    options: Options,
-    requests: int,
+    models: Models, draft: str, plan: Plan | None, options: Options, requests: int
 ) -> tuple[Target, Drafter | None]:
     """The pair, and where drafts are chosen by what turns cost here, that measured, all behind one bar."""
     with progress_bar() as progress:
-        model = load_target(target, dtype=dtype, device=device, lane=lane, trust_remote_code=trust, progress=progress)
-        if plan is not None:
-            Plan.read(plan).require(model)
-        drafter = None if draft == NONE else load_drafter(draft, model, dtype=dtype)
+        model = models.decider(progress, plan)
+        drafter = None if draft == NONE else models.guesser(draft, model)
         if drafter is not None and options.get("num_draft_tokens") == "auto" and model.can_rewind:
             costs_of(model, drafter, options, requests, progress)
     return model, drafter
-
-
-def _draft_tokens(given: str | None) -> int | Literal["auto"]:
-    if given is None or given == "auto":
-        return "auto"
-    try:
-        return int(given)
-    except ValueError:
-        raise UsageError(f"num_draft_tokens is {given!r}; allowed: auto, or a number from 0 on") from None

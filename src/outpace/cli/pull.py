@@ -38,7 +38,9 @@ def pull(
     ] = weights.DEFAULT,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
-    """Bring weights here: into the cache, checked, ready for every other command.
+    """Bring weights here.
+
+    They are put into the cache, checked, and ready for every other command.
 
     Example: outpace pull smollm2
     """

@@ -15,7 +15,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -116,14 +116,41 @@ def rising(values: Sequence[float]) -> list[float]:
     return [value for value, count in pools for _ in range(count)]
 
 
+@dataclass(frozen=True)
+class Conditions:
+    """What turns are like that are measured.
+
+    Args:
+        batch: sequences at once, 1 or more.
+        rows: the most rows a sequence, the root and the nodes, 1 or more; rounded up to a size that is measured.
+        sampling: the law that turns are judged by.
+        seeded: whether they are judged by the coupling.
+
+    Raises:
+        UsageError: batch or rows below 1.
+    """
+
+    batch: int = 1
+    rows: int = 9
+    sampling: Sampling = field(default_factory=Sampling)
+    seeded: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "rows"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is {getattr(self, name)}; allowed: 1 or more")
+
+    @property
+    def size(self) -> int:
+        """The smallest measured size that holds so many rows, or the largest."""
+        return min((size for size in SIZES if size >= self.rows), default=SIZES[-1])
+
+
 def cost_table(
     target: Target,
     drafter: Drafter | None,
-    batch: int = 1,
+    conditions: Conditions,
     *,
-    rows: int = 9,
-    sampling: Sampling | None = None,
-    seeded: bool = False,
     refresh: bool = False,
     progress: Progress = silent,
 ) -> CostTable:
@@ -134,38 +161,22 @@ def cost_table(
 
     Args:
         target, drafter: who will decode; None measures verification alone.
-        batch: sequences at once, 1 or more; rounded up to a power of two.
-        rows: the most rows a sequence, the root and the nodes; rounded up to a size that is measured.
-        sampling: the law that turns are judged by; greedy by default.
-        seeded: whether they are judged by the coupling.
+        conditions: what turns will be like; the batch is rounded up to a power of two.
         refresh: measure again, whatever is known.
         progress: told how much is done.
-
-    Raises:
-        UsageError: batch or rows below 1.
     """
-    for name, value in (("batch", batch), ("rows", rows)):
-        if value < 1:
-            raise UsageError(f"{name} is {value}; allowed: 1 or more")
-    batch = 1 << (batch - 1).bit_length()
-    rows = _size(rows)
-    sampling = sampling or Sampling()
-    key = _key(target, drafter, batch, rows, sampling, seeded)
+    conditions = replace(conditions, batch=1 << (conditions.batch - 1).bit_length(), rows=conditions.size)
+    key = _key(target, drafter, conditions)
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
     path = cache_root() / "costs" / f"{name}.json" if target.folder is not None and target.fingerprint else None
     known = _remembered(target)
     table = None if refresh else known.get(name) or (None if path is None else _read(path, key))
     if table is None:
-        table = measure(target, drafter, batch, rows=rows, sampling=sampling, seeded=seeded, progress=progress)
+        table = measure(target, drafter, conditions, progress=progress)
         if path is not None and table.spread <= AGREED:
             _write(path, key, table)
     known[name] = table
     return table
-
-
-def _size(rows: int) -> int:
-    """The smallest measured size that holds so many rows, or the largest."""
-    return min((size for size in SIZES if size >= rows), default=SIZES[-1])
 
 
 _MEASURED: WeakKeyDictionary[Target, dict[str, CostTable]] = WeakKeyDictionary()
@@ -185,11 +196,8 @@ def _remembered(target: Target) -> dict[str, CostTable]:
 def measure(
     target: Target,
     drafter: Drafter | None,
-    batch: int = 1,
+    conditions: Conditions,
     *,
-    rows: int = 9,
-    sampling: Sampling | None = None,
-    seeded: bool = False,
     seconds: float = SECONDS,
     progress: Progress = silent,
 ) -> CostTable:
@@ -200,12 +208,12 @@ def measure(
 
     Args: as for ``cost_table``, which keeps what it measured.
     """
-    sampling = sampling or Sampling()
     deadline = time.perf_counter() + seconds
     longest = target.max_positions - 1
-    sizes = [size for size in SIZES if size <= min(_size(rows), max(1, longest))]
+    sizes = [size for size in SIZES if size <= min(conditions.size, max(1, longest))]
     contexts = sorted({max(1, min(context, longest - sizes[-1])) for context in CONTEXTS})
-    places = [(count, context) for context in contexts for count in sorted({1, batch})]
+    places = [(count, context) for context in contexts for count in sorted({1, conditions.batch})]
+    law = conditions.sampling, conditions.seeded
     cells: dict[tuple[int, int], TurnCosts] = {}
     spread = 0.0
     read_ms = 0.0  # milliseconds to read one token of a prompt
@@ -218,7 +226,7 @@ def measure(
                 continue
         begin = time.perf_counter()
         filler = Filler(() if drafter is None else drafter.taps)
-        opened = Bench(target, filler, count, context, sizes[-1], sampling, seeded)
+        opened = Bench(target, filler, count, context, sizes[-1], *law)
         read_ms = (time.perf_counter() - begin) * 1e3 / (count * context)
         share = (deadline - time.perf_counter()) / (len(places) - done) / 2
         until = time.perf_counter() + share
@@ -226,7 +234,7 @@ def measure(
         spread = max(spread, apart)
         verify = dict(zip(sizes, rising([times[size] for size in sizes]), strict=True))
         if first is None:
-            bench = None if drafter is None else Bench(target, drafter, count, context, sizes[-1], sampling, seeded)
+            bench = None if drafter is None else Bench(target, drafter, count, context, sizes[-1], *law)
             turn, step = (0.0, 0.0) if bench is None else _draft_costs(bench, sizes[-1] - 1, until + share)
         else:
             turn, step = first.draft_turn, first.draft_step
@@ -261,17 +269,16 @@ def _machine(target: Target) -> dict[str, Any]:
     }
 
 
-def _key(
-    target: Target, drafter: Drafter | None, batch: int, rows: int, sampling: Sampling, seeded: bool
-) -> dict[str, Any]:
+def _key(target: Target, drafter: Drafter | None, conditions: Conditions) -> dict[str, Any]:
     """Everything that the figures depend on."""
+    sampling = conditions.sampling
     filtered = bool(sampling.top_k) or sampling.top_p < 1 or sampling.min_p > 0
-    kinds = ["greedy"] if sampling.greedy else ["sampled"] + ["filtered"] * filtered + ["seeded"] * seeded
+    kinds = ["greedy"] if sampling.greedy else ["sampled"] + ["filtered"] * filtered + ["seeded"] * conditions.seeded
     return {
         "target": target.fingerprint,
         "drafter": None if drafter is None else drafter.name,
-        "batch": batch,
-        "rows": rows,
+        "batch": conditions.batch,
+        "rows": conditions.rows,
         "law": "-".join(kinds),
         **_machine(target),
     }

@@ -103,7 +103,8 @@ def generate(
         A ``Result``, or one a prompt for a batch.
 
     Raises:
-        UsageError: an option is unknown or out of range, or a prompt is empty or longer than the context.
+        UsageError: an option is unknown or out of range, drafts are shaped and nobody drafts, or a prompt is empty or
+            longer than the context.
         UnsupportedError: the target cannot verify such drafts, or a processor cannot follow them.
         WeightsError: a string is given and the target's tokenizer cannot be read.
         NumericsError: the target's logits are no distribution; in a batch that prompt's result says so instead.
@@ -120,7 +121,7 @@ def stream(
 
     Args, Raises: as for ``generate``; bad arguments are refused by the call itself, before the first piece.
     """
-    check(options)
+    check(options, drafts=drafter is not None)
     batched = _is_batch(prompt)
     prompts: list[Prompt] = list(prompt) if batched else [prompt]  # type: ignore[arg-type, list-item]
     strings = stop_strings(options)

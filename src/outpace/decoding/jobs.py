@@ -85,7 +85,7 @@ def answer(
             settings (``batch_size`` may change), or has one of the ids with another prompt.
         WeightsError: a string is given and the target's tokenizer cannot be read.
     """
-    check(options)
+    check(options, drafts=drafter is not None)
     if options.get("trace") is not None:
         raise UsageError(
             f"trace is {options['trace']}; allowed: a trace of one prompt", hint="leave it out for a file of prompts"

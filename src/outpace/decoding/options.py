@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, TypedDict
 
 from outpace.decoding.control import Adaptive, Control, Fixed
-from outpace.decoding.costs import CostTable, cost_table
+from outpace.decoding.costs import Conditions, CostTable, cost_table
 from outpace.decoding.judging import check_rule
 from outpace.decoding.processors import Processor, processors_of
 from outpace.drafters.budget import Branching
@@ -72,8 +72,12 @@ class Options(TypedDict, total=False):
     trace: str | Path | None
 
 
-def check(options: Options) -> None:
+def check(options: Options, *, drafts: bool = True) -> None:
     """Refuse options that are unknown, out of range or at odds with each other; needs neither model nor prompt.
+
+    Args:
+        options: what was asked for.
+        drafts: whether anybody drafts: without a drafter nothing may be said of the shape of drafts.
 
     Raises:
         UsageError: names the option, what it is and what is allowed.
@@ -94,6 +98,8 @@ def check(options: Options) -> None:
     if not all(stop_strings(options)):
         raise UsageError("a stop string is empty; allowed: one character or more")
     _check_tree(options)
+    if not drafts:
+        _check_plain(options)
     check_rule(options.get("rule"), [sampling_of(options)])
     least, most = options.get("min_new_tokens", 0), options.get("max_new_tokens")
     if most is not None and least > most:
@@ -148,6 +154,17 @@ def _check_tree(options: Options) -> None:
         raise UsageError(f"num_draft_tokens is {nodes} and depth {depth}; allowed: as many nodes as depths, or more")
 
 
+def _check_plain(options: Options) -> None:
+    """How drafts branch and how deep they go means nothing without a drafter; at most so many of them holds anyway."""
+    branching, depth = Branching.parse(options.get("tree", "chain")), options.get("depth")
+    for name, value in (("tree", None if branching.is_chain else str(branching)), ("depth", depth)):
+        if value is not None:
+            raise UsageError(
+                f"{name} is {value} and there is no drafter; allowed: with a drafter",
+                hint="leave it out, or give what load_drafter opens",
+            )
+
+
 def control_of(target: Target, drafter: Drafter | None, options: Options, requests: int) -> Control:
     """What chooses the drafts of every turn."""
     branching = Branching.parse(options.get("tree", "chain"))
@@ -179,15 +196,13 @@ def costs_of(
     target: Target, drafter: Drafter, options: Options, requests: int, progress: Progress = silent
 ) -> CostTable:
     """What ``auto`` goes by for so many prompts: remembered, or measured now, which takes a few seconds."""
-    return cost_table(
-        target,
-        drafter,
-        min(requests, options.get("batch_size") or requests),
+    conditions = Conditions(
+        batch=min(requests, options.get("batch_size") or requests),
         rows=1 + _most(options)[1],
         sampling=sampling_of(options),
         seeded=options.get("seed") is not None and options.get("rule") is None,
-        progress=progress,
     )
+    return cost_table(target, drafter, conditions, progress=progress)
 
 
 def stop_strings(options: Options) -> list[str]:

@@ -90,6 +90,13 @@ class Choice:
         if self.rule in CHAIN_ONLY and not branching.is_chain:
             raise UsageError(f"rule is {self.rule!r} and tree {self.tree}; allowed: a chain, or another rule")
 
+    @property
+    def options(self) -> PlanOptions:
+        """The same as options of ``generate``; without a drafter they say plain decoding."""
+        if self.drafter == NONE or self.num_draft_tokens == 0:
+            return PlanOptions(num_draft_tokens=0, tree="chain", depth=None, rule=self.rule)
+        return PlanOptions(num_draft_tokens=self.num_draft_tokens, tree=self.tree, depth=self.depth, rule=self.rule)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -128,13 +135,6 @@ class Plan:
             raise UsageError(f"batch is {batch}; allowed: 1 or more")
         fitting = [one for one in self.choices if one.category in (category, ALL) and one.batch <= batch]
         return max(fitting, key=lambda one: (one.category == category, one.batch))
-
-    def options(self, category: str = ALL, batch: int = 1) -> PlanOptions:
-        """The same as options of ``generate``; without a drafter they say plain decoding."""
-        one = self.choice(category, batch)
-        if one.drafter == NONE or one.num_draft_tokens == 0:
-            return PlanOptions(num_draft_tokens=0, tree="chain", depth=None, rule=one.rule)
-        return PlanOptions(num_draft_tokens=one.num_draft_tokens, tree=one.tree, depth=one.depth, rule=one.rule)
 
     def require(self, target: Target) -> None:
         """Refuse a target that the plan was not made for.

@@ -16,6 +16,8 @@ from outpace.decoding.text import Message
 from outpace.errors import UsageError
 
 KINDS = ("turns", "prompt", "messages")
+QUESTION = "question"
+"""What GSM8K and its like call the prompt."""
 NAMES = ("question_id", "id")
 Turn = str | list[int] | list[Message]
 
@@ -44,18 +46,21 @@ class Entry:
         return where if self.key == where else f"{where} (id {self.key})"
 
 
-def read_prompts(path: Path) -> list[Entry]:
-    """Every prompt of a file of JSON lines; blank lines are skipped, and other fields than these are left alone.
+def read_prompts(path: Path, kinds: Sequence[str] = KINDS) -> list[Entry]:
+    """Every prompt of a file of JSON lines; other fields than these are left alone.
+
+    Blank lines are skipped, and a first line of settings, with which files of our own begin.
 
     A line holds one of ``turns`` (strings, as in Spec-Bench), ``prompt`` (a string or a list of ids) and ``messages``
     (objects with ``role`` and ``content``), and may hold ``question_id`` or ``id``, and ``category``.
 
     Args:
         path: the file; one that ends in ``.gz`` is unpacked.
+        kinds: which of these, and of ``question`` (a string), a line may hold.
 
     Raises:
         UsageError: the file cannot be read or has no prompt, or a line is no JSON object, has none or several of the
-            three, an empty or misshapen one, or the id of an earlier line; file and line are named.
+            kinds, an empty or misshapen one, or the id of an earlier line; file and line are named.
     """
     entries: list[Entry] = []
     lines: dict[str, int] = {}
@@ -64,7 +69,9 @@ def read_prompts(path: Path) -> list[Entry]:
             for line, text in enumerate(file, 1):
                 if not text.strip():
                     continue
-                entry = _entry(text, line, f"line {line} of {path}")
+                entry = _entry(text, line, f"line {line} of {path}", kinds)
+                if entry is None:
+                    continue
                 if entry.key in lines:
                     raise UsageError(
                         f"line {line} of {path} has the id {entry.key!r} of line {lines[entry.key]}; "
@@ -101,7 +108,7 @@ def _opened(path: Path) -> TextIOWrapper:
     return path.open(encoding="utf-8-sig")
 
 
-def _entry(text: str, line: int, where: str) -> Entry:
+def _entry(text: str, line: int, where: str, allowed: Sequence[str]) -> Entry | None:
     try:
         record: Any = json.loads(text.rstrip())
     except json.JSONDecodeError as error:
@@ -110,13 +117,15 @@ def _entry(text: str, line: int, where: str) -> Entry:
         raise UsageError(f"{where} is no JSON that can be read: {error}") from error
     if not isinstance(record, dict):
         raise UsageError(f"{where} is {_kind(record)}; allowed: a JSON object")
-    kinds = [kind for kind in KINDS if kind in record]
+    if line == 1 and "settings" in record:
+        return None
+    kinds = [kind for kind in allowed if kind in record]
     if len(kinds) != 1:
-        raise UsageError(f"{where} has {' and '.join(kinds) or 'no prompt'}; allowed: one of {', '.join(KINDS)}")
+        raise UsageError(f"{where} has {' and '.join(kinds) or 'no prompt'}; allowed: one of {', '.join(allowed)}")
     category = record.get("category")
     if category is not None:
         _check_words(category, "its category", where)
-    read = {"turns": _turns, "prompt": _prompt, "messages": _messages}[kinds[0]]
+    read = {"turns": _turns, "prompt": _prompt, "messages": _messages, QUESTION: _question}[kinds[0]]
     return Entry(_key(record, line, where), line, category, read(record[kinds[0]], where))
 
 
@@ -150,6 +159,11 @@ def _prompt(value: Any, where: str) -> tuple[Turn, ...]:
     for part in value:
         if not isinstance(part, int) or isinstance(part, bool) or part < 0:
             raise UsageError(f"{where} has {_kind(part)} among the ids of its prompt; allowed: whole numbers from 0 on")
+    return (value,)
+
+
+def _question(value: Any, where: str) -> tuple[Turn, ...]:
+    _check_words(value, "its question", where)
     return (value,)
 
 

@@ -24,6 +24,8 @@ class Speculation:
         drafted: drafted tokens.
         accepted: drafted tokens that were emitted, cut at the stop.
         matched: drafted tokens that the rule accepted, the ones behind the stop included.
+        emitted: tokens that stand, without the first one, which the prompt's forward gives.
+        tried, passed: by position, in how many turns its fate was decided, and in how many it was accepted.
         tau: tokens per forward; None when no turn ran.
         acceptance, acceptance_by_position: conditional acceptance; None and empty without drafts.
     """
@@ -36,6 +38,9 @@ class Speculation:
     drafted: int
     accepted: int
     matched: int
+    emitted: int
+    tried: tuple[int, ...]
+    passed: tuple[int, ...]
     tau: float | None
     acceptance: float | None
     acceptance_by_position: tuple[float, ...]
@@ -102,6 +107,9 @@ class Tally:
             drafted=self.drafted,
             accepted=self.accepted,
             matched=self.matched,
+            emitted=self.emitted,
+            tried=tuple(self.tried),
+            passed=tuple(self.passed),
             tau=self.emitted / self.turns if self.turns else None,
             acceptance=sum(self.passed) / tried if tried else None,
             acceptance_by_position=tuple(p / t for p, t in zip(self.passed, self.tried, strict=True)),

@@ -14,7 +14,7 @@ is in its record too.
 import json
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,24 @@ from outpace.models.target import Target
 
 FORMAT_VERSION = 1
 TOP = 16
+
+
+@dataclass(frozen=True)
+class Logits:
+    """The largest raw logits of a row by id, best first, and the log-sum-exp of all of them."""
+
+    ids: list[int]
+    logits: list[float]
+    logsumexp: float
+
+    @classmethod
+    def of(cls, rows: Float[Tensor, "rows vocab"]) -> list["Logits"]:
+        """Of whole rows; what is forbidden (-inf) is left out, as JSON has no infinity."""
+        rows = rows.float()
+        best = rows.topk(min(TOP, rows.shape[-1]), -1)
+        counts = best.values.isfinite().sum(-1).tolist()
+        columns = zip(best.indices.tolist(), best.values.tolist(), counts, rows.logsumexp(-1).tolist(), strict=True)
+        return [cls(ids[:count], values[:count], whole) for ids, values, count, whole in columns]
 
 
 def tracing(
@@ -105,8 +123,8 @@ class Tracer:
             "last": last,
             "num_draft_tokens": len(tokens),
             "nodes": nodes,
-            "target": _largest(logits),
-            "draft": None if draft is None else _largest(draft[row, : max(parents, default=-2) + 2].float()),
+            "target": _shown(logits),
+            "draft": None if draft is None else _shown(draft[row, : max(parents, default=-2) + 2]),
             "verdict": {
                 "path": turn.paths[row],
                 "next_token": turn.emitted[row][-1],
@@ -127,9 +145,5 @@ class Tracer:
         return 1.0 if probs is None else float(probs[row, parent + 1, token])
 
 
-def _largest(logits: Float[Tensor, "rows vocab"]) -> list[dict[str, Any]]:
-    """The largest raw logits of every row and the log-sum-exp of all of them; what is forbidden (-inf) is left out."""
-    best = logits.topk(min(TOP, logits.shape[-1]), -1)
-    counts = best.values.isfinite().sum(-1).tolist()  # JSON has no infinity
-    columns = zip(best.indices.tolist(), best.values.tolist(), counts, logits.logsumexp(-1).tolist(), strict=True)
-    return [{"ids": ids[:count], "logits": values[:count], "logsumexp": whole} for ids, values, count, whole in columns]
+def _shown(rows: Float[Tensor, "rows vocab"]) -> list[dict[str, Any]]:
+    return [asdict(row) for row in Logits.of(rows)]

@@ -10,17 +10,21 @@ from outpace.errors import UsageError
 
 Kind = Literal["chain", "top-k", "top-p", "sampled"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+ALLOWED = "chain, top-k:K, top-p:P, sampled:K, dynamic"
 
 
 @dataclass(frozen=True)
 class Branching:
-    """How a draft branches; written ``chain``, ``top-k:3``, ``top-p:0.9`` or ``sampled:3``.
+    """How a draft branches; written ``chain``, ``top-k:3``, ``top-p:0.9``, ``sampled:3`` or ``dynamic``.
 
     * ``chain``: one child each.
     * ``top-k``: the k most probable children of each node, deterministic.
     * ``top-p``: the smallest set of most probable children whose mass reaches p, deterministic: wide where the drafter
       hesitates.
     * ``sampled``: at most k children of each node, drawn without replacement from the drafter's law.
+
+    Of ``top-k`` and ``top-p`` trees the nodes with the largest products of probabilities along their paths are kept.
+    ``dynamic`` is another word for ``top-k:8``, wide enough that these products alone decide: the tree of EAGLE-2.
 
     Args:
         kind: one of these.
@@ -35,7 +39,7 @@ class Branching:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise UsageError(f"tree is {self.kind!r}; allowed: chain, top-k:K, top-p:P, sampled:K")
+            raise UsageError(f"tree is {self.kind!r}; allowed: {ALLOWED}")
         if self.kind == "chain" and self.width != 1:
             raise UsageError(f"tree is {self}; allowed: chain, without a width")
         if self.kind == "top-p" and not 0 < self.width <= 1:
@@ -46,9 +50,11 @@ class Branching:
     @classmethod
     def parse(cls, text: str) -> "Branching":
         """Read ``kind`` or ``kind:width``, as the flag ``--tree`` has it."""
+        if text == "dynamic":
+            return DYNAMIC
         kind, colon, width = text.partition(":")
         if kind not in KINDS or (kind == "chain") == bool(colon):
-            raise UsageError(f"tree is {text!r}; allowed: chain, top-k:K, top-p:P, sampled:K")
+            raise UsageError(f"tree is {text!r}; allowed: {ALLOWED}")
         if kind == "chain":
             return CHAIN
         try:
@@ -66,6 +72,7 @@ class Branching:
 
 
 CHAIN = Branching()
+DYNAMIC = Branching("top-k", 8.0)
 
 
 @dataclass(frozen=True)

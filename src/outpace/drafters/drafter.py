@@ -17,7 +17,7 @@ from outpace.verification.matching import candidates, race
 from outpace.verification.probabilities import Sampling, draw
 from outpace.verification.tree import DraftTree
 
-Features = Float[Tensor, "places taps width"]
+Features = Float[Tensor, "_places taps width"]
 
 
 @dataclass(frozen=True)

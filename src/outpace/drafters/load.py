@@ -1,33 +1,132 @@
-"""Open a drafter by name: lookup, or a smaller model of the same family.
+"""Open a drafter by name: lookup, a trained head, or a smaller model of the same family.
 
 Knows nothing of how drafts are judged.
 """
 
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from outpace.drafters.card import Card, TargetRecord, is_card, read_card, read_record
 from outpace.drafters.drafter import Drafter
+from outpace.drafters.eagle import Eagle
+from outpace.drafters.head import Head
+from outpace.drafters.layouts import is_head, read_layout
 from outpace.drafters.lookup import Lookup
 from outpace.drafters.small import Small
-from outpace.errors import UsageError
-from outpace.models.load import load_target
+from outpace.errors import UnsupportedError, UsageError
+from outpace.models.ends import read_embeddings
+from outpace.models.load import DTYPES, load_target
 from outpace.models.target import Target
+from outpace.models.weights import compare_fingerprints, find_weights
+
+HEADS = Path(__file__).parents[1] / "heads"
+"""Where the heads are that come with the package, a folder each."""
 
 
-def load_drafter(name: str, target: Target, *, dtype: str = "auto") -> Drafter:
+def load_drafter(name: str, target: Target, *, dtype: str = "auto", trust_remote_code: bool = False) -> Drafter:
     """Open a drafter for a target.
 
     Args:
-        name: ``lookup``, or the folder or Hugging Face id of a smaller model with the target's tokenizer.
+        name: ``lookup``, or the folder or Hugging Face id of a trained head, our own or in another published layout,
+            or of a smaller model with the target's tokenizer.
         target: the model to be accelerated.
-        dtype: of a model drafter, as in ``load_target``.
+        dtype: of a model drafter, as in ``load_target``; of a head, whose ``auto`` is the target's.
+        trust_remote_code: let a model drafter run Python files that came with its weights.
+
+    Warns:
+        UserWarning: the head was made for other weights, or cannot say an end of text; or as for ``read_layout``.
 
     Raises:
-        UsageError: the name is empty, ``small`` without a model, or as in ``Small``.
-        WeightsError, UnsupportedError: as in ``load_target``.
+        UsageError: the name is empty, ``small`` without a model, or as in ``Small`` and ``Eagle``; the head was made
+            for a target of another architecture or with another tokenizer; the dtype is none of those.
+        WeightsError, UnsupportedError: as in ``load_target``, ``read_card`` and ``read_layout``.
     """
     if name == "lookup":
         return Lookup(eos_ids=target.eos_ids)
     if name in ("", "small"):
         raise UsageError(
-            f"the drafter is {name!r}; allowed: lookup, or the folder or id of a smaller model",
+            f"the drafter is {name!r}; allowed: lookup, or the folder or id of a smaller model or of a head",
             hint="no small drafter is trained for the default model yet",
         )
-    return Small(load_target(name, dtype=dtype, device=str(target.device)), target)
+    folder = find_weights(name)
+    if not (is_card(folder) or is_head(folder)):
+        model = load_target(name, dtype=dtype, device=str(target.device), trust_remote_code=trust_remote_code)
+        return Small(model, target)
+    if dtype != "auto" and dtype not in DTYPES:
+        raise UsageError(f"dtype is {dtype!r}; allowed: auto, {', '.join(DTYPES)}")
+    head = _head(folder, target, name)
+    _tell_missing_ends(head, target, name)
+    return Eagle(head, target, dtype=None if dtype == "auto" else DTYPES[dtype], name=f"eagle3:{name}")
+
+
+def shipped_drafter(target: Target, root: Path = HEADS) -> Path | None:
+    """The folder of the head that comes with the package and was made for this very target; None where there is none.
+
+    Raises:
+        WeightsError, UnsupportedError: a card cannot be read.
+    """
+    cards = sorted(path.parent for path in root.glob("*/outpace.json"))
+    return next((folder for folder in cards if read_record(folder).target.fingerprint == target.fingerprint), None)
+
+
+# ---- whether a head was made for a target ----------------------------------------------------------------------------
+
+
+def _head(folder: Path, target: Target, name: str) -> Head:
+    if is_card(folder):
+        head, card = read_card(folder)
+        _require_target(card, target, name)
+        return head
+    layout = read_layout(folder, TargetRecord.of(target).layers)
+    if layout.embeddings is not None:
+        _require_embeddings(layout.embeddings, target, name)
+    return layout.head
+
+
+def _require_target(card: Card, target: Target, name: str) -> None:
+    """A head speaks of one architecture and one tokenizer; other weights under them cost acceptance alone."""
+    made_for = f"the drafter {name!r} was made for {card.target.name!r}"
+    if not target.fingerprint:
+        warnings.warn(
+            f"{made_for}; the target {target.name!r} has no fingerprint to tell whether that is it", stacklevel=3
+        )
+        return
+    found = "same"
+    if card.target.fingerprint != target.fingerprint:
+        found = compare_fingerprints(card.target.fingerprint, target.fingerprint)
+    if found in ("architecture differs", "tokenizer differs"):
+        raise UsageError(
+            f"{made_for}, whose {found.removesuffix(' differs')} is another than that of the target {target.name!r}; "
+            "allowed: one and the same",
+            hint="a head drafts for the model that it was trained on",
+        )
+    if found == "weights differ":
+        warnings.warn(
+            f"{made_for}, and the target {target.name!r} has other weights: the text stays exact, but fewer drafts may "
+            "be accepted",
+            stacklevel=3,
+        )
+
+
+def _require_embeddings(rows: Tensor, target: Target, name: str) -> None:
+    """A head as wide as its target embeds tokens as the target does; what its file holds may be rounded otherwise."""
+    own = read_embeddings(target).float()
+    if own.shape != rows.shape or not torch.allclose(rows.to(own), own, rtol=2**-7, atol=1e-6):
+        raise UnsupportedError(
+            f"the drafter {name!r} holds an embed_tokens.weight that is not that of the target {target.name!r}; "
+            "allowed: the target's embeddings, or none",
+            hint="it may have been made for another target",
+        )
+
+
+def _tell_missing_ends(head: Head, target: Target, name: str) -> None:
+    unsaid = sorted(set(target.eos_ids) - set(head.target_ids.tolist()))
+    if unsaid:
+        warnings.warn(
+            f"the drafter {name!r} cannot say {', '.join(map(str, unsaid))}, which end texts of the target "
+            f"{target.name!r}: what it drafts there is never accepted",
+            stacklevel=3,
+        )

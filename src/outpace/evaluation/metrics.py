@@ -5,6 +5,7 @@ Knows nothing of models, prompts or clocks: numbers come in, numbers come out, t
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,38 +84,20 @@ class Pooled:
 
 
 def pooled(speculations: Sequence[Speculation]) -> Pooled:
-    """Sums over sums: a long text counts for more than a short one.
-
-    By position, each text counts by its turns that came so far, every draft taken to reach one place further than what
-    was accepted of it. That is exact but for drafts that were cut short and accepted to their ends.
-    """
+    """Sums over sums, by position too: the figures of one text that had all of these turns."""
     turns = sum(one.turns for one in speculations)
-    emitted = sum((one.tau or 0.0) * one.turns for one in speculations)
-    passed = sum(one.matched for one in speculations)
-    # Matched over acceptance is how many positions were decided; where nothing matched, each draft decided one.
-    tried = sum(
-        round(one.matched / one.acceptance) if one.acceptance else one.turns - one.plain_turns
-        for one in speculations
-        if one.drafted
-    )
+    tried = _by_position([one.tried for one in speculations])
+    passed = _by_position([one.passed for one in speculations])
     return Pooled(
         turns=turns,
         plain_turns=sum(one.plain_turns for one in speculations),
         drafted=sum(one.drafted for one in speculations),
         accepted=sum(one.accepted for one in speculations),
-        tau=emitted / turns if turns else None,
-        acceptance=passed / tried if tried else None,
-        acceptance_by_position=_by_position(speculations),
+        tau=sum(one.emitted for one in speculations) / turns if turns else None,
+        acceptance=sum(passed) / sum(tried) if tried else None,
+        acceptance_by_position=tuple(p / t for p, t in zip(passed, tried, strict=True)),
     )
 
 
-def _by_position(speculations: Sequence[Speculation]) -> tuple[float, ...]:
-    deepest = max((len(one.acceptance_by_position) for one in speculations), default=0)
-    tried, passed = [0.0] * deepest, [0.0] * deepest
-    for one in speculations:
-        reached = float(one.turns - one.plain_turns)
-        for place, share in enumerate(one.acceptance_by_position):
-            tried[place] += reached
-            reached *= share
-            passed[place] += reached
-    return tuple(p / t if t else 0.0 for p, t in zip(passed, tried, strict=True))
+def _by_position(counts: Sequence[Sequence[int]]) -> list[int]:
+    return [sum(column) for column in zip_longest(*counts, fillvalue=0)]

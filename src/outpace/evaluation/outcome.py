@@ -17,6 +17,10 @@ ENOUGH = 5
 """Fewer units prove nothing: the range of four holds their median in 7 of 8 cases, that of five in 15 of 16."""
 
 
+NAMED = 3
+"""So many prompts that were skipped are named one by one."""
+
+
 @dataclass(frozen=True)
 class Row:
     """The figures of one setting in one category, or in ``all``; the fields of a result of ``bench``.
@@ -214,7 +218,8 @@ def verdict(found: Sequence[Row]) -> str:
 def named(row: Row) -> str:
     """The setting of a row in words."""
     deep = "" if row.depth is None else f", depth {row.depth}"
-    return f"{row.num_draft_tokens} drafts a turn, {row.tree}{deep}, temperature {row.temperature:g}"
+    many = "as many drafts as pay" if row.num_draft_tokens == "auto" else f"{row.num_draft_tokens} drafts a turn"
+    return f"{many}, {row.tree}{deep}, temperature {row.temperature:g}"
 
 
 def findings(found: Sequence[Row], skipped: Sequence[Skipped], room: int) -> list[str]:
@@ -225,11 +230,7 @@ def findings(found: Sequence[Row], skipped: Sequence[Skipped], room: int) -> lis
         skipped: prompts that were left out.
         room: the target's context.
     """
-    said = [
-        f"prompt {one.key!r} (line {one.line}) has {one.tokens} tokens and was skipped: the context holds {room}, new "
-        "ones included"
-        for one in skipped
-    ]
+    said = _left_out(skipped, room)
     for row in found:
         if row.category == ALL and row.slower:
             said.append(f"slower than plain decoding: {row.figure} with {named(row)}")
@@ -238,4 +239,17 @@ def findings(found: Sequence[Row], skipped: Sequence[Skipped], room: int) -> lis
                 f"{row.differences} texts differ from plain decoding by more than rounding explains, "
                 f"with {named(row)}: run outpace check"
             )
+    return said
+
+
+def _left_out(skipped: Sequence[Skipped], room: int) -> list[str]:
+    """A sentence for each of the first few, and one for the others."""
+    said = [
+        f"prompt {one.key!r} (line {one.line}) has {one.tokens} tokens and was skipped: the context holds {room}, new "
+        "ones included"
+        for one in skipped[:NAMED]
+    ]
+    if others := [one.tokens for one in skipped[NAMED:]]:
+        sizes = f"{min(others)} to {max(others)} tokens" if len(others) > 1 else f"{others[0]} tokens"
+        said.append(f"{len(others)} more prompt{'s' * (len(others) > 1)} skipped for the same reason, of {sizes}")
     return said

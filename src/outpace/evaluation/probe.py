@@ -29,7 +29,7 @@ from torch import Tensor
 
 from outpace.decoding.generate import generate
 from outpace.decoding.loop import Request
-from outpace.decoding.trace import TOP, Tracer
+from outpace.decoding.trace import TOP, Logits, Tracer
 from outpace.drafters.budget import Budget
 from outpace.drafters.drafter import Drafter, Features, Proposal
 from outpace.errors import NumericsError, UsageError
@@ -42,22 +42,6 @@ from outpace.verification.tree import DraftTree
 
 DEPTH = 8
 FORMAT_VERSION = 1
-
-
-@dataclass(frozen=True)
-class Logits:
-    """The largest raw logits of a row by id, best first, and the log-sum-exp of all of them."""
-
-    ids: list[int]
-    logits: list[float]
-    logsumexp: float
-
-    @classmethod
-    def of(cls, row: Float[Tensor, " vocab"]) -> "Logits":
-        """Of a whole row; what is forbidden (-inf) is left out, as JSON has no infinity."""
-        best = row.float().topk(min(TOP, row.shape[0]))
-        count = int(best.values.isfinite().sum())
-        return cls(best.indices.tolist()[:count], best.values.tolist()[:count], float(row.float().logsumexp(0)))
 
 
 @dataclass(frozen=True)
@@ -183,7 +167,7 @@ def probe_text(
     drafter.admit(guesses, [prompt], read)
     drafter.commit(guesses, [said[:1]], None if read is None else [part[:0] for part in read])
     nodes: list[list[Node]] = [[]]
-    records = [Record(request, len(prompt), prompt[-1], said[0], nodes[0], [Logits.of(scores.logits[0, 0])], None)]
+    records = [Record(request, len(prompt), prompt[-1], said[0], nodes[0], Logits.of(scores.logits[0]), None)]
     for place in range(1, len(said)):
         start, last = len(prompt) + place, said[place - 1]
         budget = Budget.chain([max(0, min(DEPTH, target.max_positions - start - 1))])
@@ -194,7 +178,9 @@ def probe_text(
         row = scores.logits[0, 0]
         nodes.append(_nodes(proposal))
         _fill(nodes, said, place, row)
-        records.append(Record(request, start, last, said[place], nodes[place], [Logits.of(row)], _draft_rows(proposal)))
+        records.append(
+            Record(request, start, last, said[place], nodes[place], Logits.of(row[None]), _draft_rows(proposal))
+        )
     return records
 
 
@@ -221,7 +207,7 @@ def _draft_rows(proposal: Proposal) -> list[Logits] | None:
     if proposal.draft_logits is None:
         return None
     count = int(proposal.tree.num_nodes[0])
-    return [Logits.of(row) for row in proposal.draft_logits[0, :count]]
+    return Logits.of(proposal.draft_logits[0, :count])
 
 
 def _features(scores: Scores, count: int) -> list[Features] | None:

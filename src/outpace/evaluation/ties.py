@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from outpace.evaluation.machine import MEGABYTE, available_mb
 from outpace.models.load import DTYPES, load_target
@@ -53,11 +55,14 @@ class Judge:
     def __init__(self, model: Target, dtype: str, tolerance: float) -> None:
         self.model, self.dtype, self.tolerance = model, dtype, tolerance
 
+    def logits(self, text: Sequence[int]) -> Float[Tensor, " vocab"]:
+        """The logits behind a text, float64, read afresh."""
+        state = self.model.open(1, len(text))
+        return self.model.prefill(state, torch.tensor([list(text)]), [len(text)]).logits[0, 0].double()
+
     def excuse(self, prompt: Sequence[int], first: Sequence[int], second: Sequence[int], place: int) -> Difference:
         """Judge two continuations of one prompt that are equal before ``place`` and differ there."""
-        prefix = [*prompt, *first[:place]]
-        state = self.model.open(1, len(prefix))
-        logits = self.model.prefill(state, torch.tensor([prefix]), [len(prefix)]).logits[0, 0].double()
+        logits = self.logits([*prompt, *first[:place]])
         gap = abs(float(logits[first[place]] - logits[second[place]]))
         return Difference(place, gap, gap < self.tolerance)
 

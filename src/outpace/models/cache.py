@@ -5,6 +5,7 @@ and must be masked or overwritten, never read.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -16,6 +17,16 @@ Places = tuple[Int[Tensor, "batch 1"], Int[Tensor, "batch time"]]
 """Rows and positions of tokens in a cache, as an index."""
 
 KeysValues = tuple[Float[Tensor, "batch kv_heads context width"], Float[Tensor, "batch kv_heads context width"]]
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a model would have its cache hold: so many layers of keys and values, all of one shape."""
+
+    layers: int
+    heads: int
+    width: int
+    dtype: torch.dtype
 
 
 class Cache:

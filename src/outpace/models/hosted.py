@@ -19,16 +19,18 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
-from outpace.errors import OutpaceError, UnsupportedError, UsageError, WeightsError
+from outpace.errors import OutpaceError, UnsupportedError, WeightsError
 from outpace.models.attention import Flight, attend, causal, mask_under_way
-from outpace.models.cache import Cache
+from outpace.models.cache import Cache, Room
+from outpace.models.cached import Cached, tree_mask
 from outpace.models.function import UNLIMITED
-from outpace.models.lent import Lent, Room, room_of
+from outpace.models.lent import Lent, room_of
 from outpace.models.one_by_one import OneByOne, cache_name
 from outpace.models.packing import pack
 from outpace.models.selfcheck import Script, chain_fault, own_fault, plain_fault, tree_fault
 from outpace.models.target import Scores, State, Tap, Target
-from outpace.models.transformer import PREFILL_TOKENS, _tree_mask
+from outpace.models.transformer import PREFILL_TOKENS
+from outpace.models.watch import Watcher
 from outpace.models.weights import read_config
 from outpace.verification.tree import DraftTree
 
@@ -44,7 +46,7 @@ WINDOWS = ("sliding_window", "attention_chunk_size", "window_size")
 # ---- the target ------------------------------------------------------------------------------------------------------
 
 
-class Hosted:
+class Hosted(Cached):
     """A Target: a model of transformers over our cache.
 
     Args:
@@ -53,8 +55,6 @@ class Hosted:
         vocab_size, max_positions, name, folder, eos_ids, fingerprint: what the Target protocol shows.
         packed: pack CPU weights; None measures whether that pays.
     """
-
-    can_rewind = True
 
     def __init__(
         self,
@@ -79,27 +79,15 @@ class Hosted:
         self._asks_for_masks = text._attn_implementation == OURS
         self._cache_name = cache_name(model)
         stacks = (part for part in model.get_decoder().modules() if isinstance(part, nn.ModuleList))
-        self._layers = next((stack for stack in stacks if len(stack) == text.num_hidden_layers), None)
-
-    def open(self, slots: int, positions: int) -> Cache:
-        """An empty cache with room for ``slots`` rows of ``positions`` tokens each, drafts included."""
-        room = self.room
-        return Cache(
-            layers=room.layers,
-            slots=slots,
-            heads=room.heads,
-            positions=positions,
-            width=room.width,
-            dtype=room.dtype,
-            device=self.device,
-        )
+        layers = next((stack for stack in stacks if len(stack) == text.num_hidden_layers), None)
+        self._watcher = Watcher(model.get_output_embeddings(), layers)
 
     @torch.inference_mode()
     def prefill(
         self, state: State, ids: Int[Tensor, "new time"], lengths: list[int], taps: tuple[Tap, ...] = ()
     ) -> Scores:
         """Read right-padded prompts as new last rows, in chunks; one row a prompt and chunk reaches the head."""
-        cache = _cache(state)
+        cache = self.cache_of(state)
         count, time = ids.shape
         cache.require([0] * count, time)
         rows = cache.admit(count)
@@ -131,25 +119,13 @@ class Hosted:
             raise UnsupportedError(
                 f"the target {self.name!r} was given a tree to score; allowed: chains", hint=self.limited_by
             )
-        cache = _cache(state)
+        cache = self.cache_of(state)
         lengths = cache.lengths
         ids = torch.cat((last[:, None], tree.tokens.where(tree.real, last[:, None])), 1).to(self.device)
         cache.require(lengths, ids.shape[1])
         starts = torch.tensor(lengths, device=self.device)
-        visible = _tree_mask(tree, starts, max(lengths) + ids.shape[1])
+        visible = tree_mask(tree, starts, max(lengths) + ids.shape[1])
         return self._forward(cache, range(len(lengths)), lengths, ids, tree.positions(starts), visible, taps)
-
-    def keep(self, state: State, path: Int[Tensor, "batch depth"], num_accepted: list[int]) -> None:
-        """Keep the last token and the accepted path of the tree just scored."""
-        _cache(state).keep(path, num_accepted)
-
-    def rewind(self, state: State, lengths: list[int]) -> None:
-        """Forget every token past ``lengths``."""
-        _cache(state).rewind(lengths)
-
-    def select(self, state: State, rows: list[int]) -> None:
-        """Keep only these rows, in this order."""
-        _cache(state).select(rows)
 
     def _forward(
         self,
@@ -167,47 +143,9 @@ class Hosted:
         given: dict[str, Any] = {str(self._cache_name): Lent(cache, rows, starts, ids.shape[1])}
         if not self._asks_for_masks:
             given["attention_mask"] = flight.mask(causal, self.dtype)
-        with flight.under_way(), self._watching(taps, only) as seen:
+        with flight.under_way(), self._watcher.watching(taps, only) as seen:
             logits = self.model(input_ids=ids, position_ids=places, use_cache=True, **given).logits
         return Scores(logits, torch.stack([seen[tap].to(self.dtype) for tap in taps], 2) if taps else None)
-
-    @contextmanager
-    def _watching(self, taps: tuple[Tap, ...], only: Int[Tensor, " batch"] | None) -> Iterator[dict[Tap, Tensor]]:
-        """While this lasts, the states at the taps are noted, and the head reads no more than it has to."""
-        seen: dict[Tap, Tensor] = {}
-
-        def at_head(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
-            seen["last_normed"] = given[0]
-            if only is None:
-                return None
-            return (given[0][torch.arange(len(only), device=only.device), only][:, None], *given[1:])
-
-        def before(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-            seen[0] = given[0] if given else named["hidden_states"]
-
-        def behind(tap: int) -> Any:
-            return lambda module, given, out: seen.update({tap: out[0] if isinstance(out, tuple) else out})
-
-        hooks = [self.model.get_output_embeddings().register_forward_pre_hook(at_head)]
-        for tap in set(taps) - {"last_normed"}:
-            if self._layers is None or not isinstance(tap, int) or not 0 <= tap <= len(self._layers):
-                layers = "no layers that can be told apart" if self._layers is None else f"{len(self._layers)} layers"
-                raise UsageError(f"tap is {tap!r}; allowed: last_normed, 0, or a layer; the model has {layers}")
-            if tap:
-                hooks.append(self._layers[tap - 1].register_forward_hook(behind(tap)))
-            else:
-                hooks.append(self._layers[0].register_forward_pre_hook(before, with_kwargs=True))
-        try:
-            yield seen
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-
-def _cache(state: State) -> Cache:
-    if not isinstance(state, Cache):
-        raise TypeError(f"a Hosted was given the state of another target: {type(state).__name__}")
-    return state
 
 
 # ---- opening a model -------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ Knows nothing of masks. Models call a cache by a few names only (``update`` in e
 mask), which have stayed the same while the classes behind them changed.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,20 +11,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from outpace.errors import UnsupportedError
-from outpace.models.cache import Cache, KeysValues
+from outpace.models.cache import Cache, KeysValues, Room
 from outpace.models.one_by_one import cache_name
 
 PROBED = 4  # tokens of the forward that asks for the room
-
-
-@dataclass(frozen=True)
-class Room:
-    """What a model would have its cache hold: so many layers of keys and values, all of one shape."""
-
-    layers: int
-    heads: int
-    width: int
-    dtype: torch.dtype
 
 
 class Lent:

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from outpace.errors import WeightsError
-from outpace.models.cache import Cache, KeysValues, Places
+from outpace.models.cache import Cache, KeysValues, Places, Room
+from outpace.models.cached import Cached, tree_mask
 from outpace.models.matmul import Matmul, packing_pays
 from outpace.models.refine import refine
 from outpace.models.rotary import Rotary, rotate
@@ -61,7 +62,7 @@ class _Shared:
     sin: Float[Tensor, "batch time heads width"]
 
 
-class Transformer:
+class Transformer(Cached):
     """A Target: a Llama-family model with fused projections, a preallocated cache, tree masks and feature taps.
 
     Args:
@@ -77,7 +78,6 @@ class Transformer:
     """
 
     can_tree = True
-    can_rewind = True
 
     def __init__(
         self,
@@ -95,6 +95,7 @@ class Transformer:
         self.shape, self.dtype, self.device = shape, dtype, torch.device(device)
         self.name, self.folder, self.eos_ids, self.fingerprint = name, folder, eos_ids, fingerprint
         self.vocab_size, self.max_positions = shape.vocab_size, shape.max_positions
+        self.room = Room(shape.layers, shape.kv_heads, shape.head_width, dtype)
         self.rotary = Rotary(shape.rotary, shape.head_width, shape.max_positions)
         take = _Reader(shape, tensors, dtype, self.device)
         self.embeddings = take("model.embed_tokens.weight", (shape.vocab_size, shape.hidden_size))
@@ -108,25 +109,12 @@ class Transformer:
 
     # ---- the Target protocol -----------------------------------------------------------------------------------------
 
-    def open(self, slots: int, positions: int) -> Cache:
-        """An empty cache with room for ``slots`` rows of ``positions`` tokens each, drafts included."""
-        shape = self.shape
-        return Cache(
-            layers=shape.layers,
-            slots=slots,
-            heads=shape.kv_heads,
-            positions=positions,
-            width=shape.head_width,
-            dtype=self.dtype,
-            device=self.device,
-        )
-
     @torch.inference_mode()
     def prefill(
         self, state: State, ids: Int[Tensor, "new time"], lengths: list[int], taps: tuple[Tap, ...] = ()
     ) -> Scores:
         """Read right-padded prompts as new last rows, in chunks; only the last token's logits are computed."""
-        cache = _cache(state)
+        cache = self.cache_of(state)
         count, time = ids.shape
         cache.require([0] * count, time)
         first = cache.admit(count).start
@@ -152,27 +140,15 @@ class Transformer:
     @torch.inference_mode()
     def score(self, state: State, last: Int[Tensor, " batch"], tree: DraftTree, taps: tuple[Tap, ...] = ()) -> Scores:
         """Score the last token and every node in one forward, each seeing the kept tokens and its own ancestors."""
-        cache = _cache(state)
+        cache = self.cache_of(state)
         lengths = cache.lengths
         ids = torch.cat((last[:, None], tree.tokens.where(tree.real, last[:, None])), 1).to(self.device)
         cache.require(lengths, ids.shape[1])
         starts = torch.tensor(lengths, device=self.device)
         places = tree.positions(starts)
-        visible = _tree_mask(tree, starts, max(lengths) + ids.shape[1])
+        visible = tree_mask(tree, starts, max(lengths) + ids.shape[1])
         hidden, features = self._forward(cache, list(range(len(lengths))), lengths, ids, places, visible, taps)
         return Scores(self._logits(hidden), features if taps else None)
-
-    def keep(self, state: State, path: Int[Tensor, "batch depth"], num_accepted: list[int]) -> None:
-        """Keep the last token and the accepted path of the tree just scored."""
-        _cache(state).keep(path, num_accepted)
-
-    def rewind(self, state: State, lengths: list[int]) -> None:
-        """Forget every token past ``lengths``."""
-        _cache(state).rewind(lengths)
-
-    def select(self, state: State, rows: list[int]) -> None:
-        """Keep only these rows, in this order."""
-        _cache(state).select(rows)
 
     # ---- the arithmetic ----------------------------------------------------------------------------------------------
 
@@ -293,24 +269,6 @@ class Transformer:
             added = torch.zeros(seen.shape, dtype=self.dtype, device=self.device).masked_fill_(~seen, float("-inf"))
             masks[window] = added.repeat(1, self.shape.heads // self.shape.kv_heads, 1)[:, None]
         return masks
-
-
-def _cache(state: State) -> Cache:
-    if not isinstance(state, Cache):
-        raise TypeError(f"a Transformer was given the state of another target: {type(state).__name__}")
-    return state
-
-
-def _tree_mask(tree: DraftTree, starts: Int[Tensor, " batch"], context: int) -> Bool[Tensor, "batch rows context"]:
-    """What root and nodes see: every kept token, the root, their ancestors and themselves; filler sees the root."""
-    batch, nodes = tree.tokens.shape
-    rows = nodes + 1
-    own = torch.zeros(batch, rows, rows, dtype=torch.bool, device=starts.device)
-    own[:, :, 0] = True
-    own[:, 1:, 1:] = tree.ancestor_mask().to(starts.device)
-    visible = (torch.arange(context, device=starts.device) < starts[:, None])[:, None].expand(batch, rows, context)
-    index = (starts[:, None] + torch.arange(rows, device=starts.device))[:, None].expand(batch, rows, rows)
-    return visible.clone().scatter_(2, index, own)
 
 
 def _near(

@@ -1,0 +1,110 @@
+"""The pair that a verb works with: who decides, and who drafts, how much and how, by the flags or by a plan.
+
+Knows nothing of verbs. Flags that contradict each other are refused before a model is opened.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from outpace.decoding.plan import ALL, NONE, Choice, Plan
+from outpace.drafters.drafter import Drafter
+from outpace.drafters.load import load_drafter
+from outpace.errors import UsageError
+from outpace.models.load import load_target
+from outpace.models.staging import Progress
+from outpace.models.target import Target
+
+
+@dataclass(frozen=True)
+class Models:
+    """How models are opened; every field is the flag of the same name."""
+
+    target: str
+    dtype: str
+    device: str
+    lane: str
+    trust_remote_code: bool
+
+    def decider(self, progress: Progress, plan: Plan | None = None) -> Target:
+        """The target, which is the plan's where there is one; Raises: as for ``load_target`` and ``Plan.require``."""
+        target = load_target(
+            self.target,
+            dtype=self.dtype,
+            device=self.device,
+            lane=self.lane,
+            trust_remote_code=self.trust_remote_code,
+            progress=progress,
+        )
+        if plan is not None:
+            plan.require(target)
+        return target
+
+    def guesser(self, name: str, target: Target) -> Drafter:
+        """The drafter; Raises: as for ``load_drafter``."""
+        return load_drafter(name, target, dtype=self.dtype, trust_remote_code=self.trust_remote_code)
+
+
+def chosen(
+    path: Path | None, given: Mapping[str, Any], categories: Sequence[str] | None, batch: int
+) -> tuple[Choice, Plan | None]:
+    """What to do, and the plan that says so, if one does.
+
+    Args:
+        path: of the plan.
+        given: the flags of drafting by name, None where one was left out.
+        categories: what ``--category`` names; one alone has the plan's choice for it, several have that for all.
+        batch: prompts at once.
+
+    Raises:
+        UsageError: a flag and a plan, or a flag that shapes drafts and ``--draft none``; or as for ``Plan``.
+    """
+    if path is None:
+        return _said(given), None
+    said = [name for name, value in given.items() if value is not None]
+    if said:
+        raise UsageError(f"--plan and --{said[0]} were given; allowed: one of them")
+    plan = Plan.read(path)
+    return plan.choice(categories[0] if categories and len(categories) == 1 else ALL, batch), plan
+
+
+def passed_over(plan: Plan | None, choice: Choice | None, categories: Iterable[str | None]) -> list[str]:
+    """A note for every category whose prompts have the choice for all, though the plan has one of their own."""
+    if plan is None or choice is None or choice.category != ALL:
+        return []
+    own = {one.category for one in plan.choices} - {ALL}
+    return [
+        f"the plan has a choice of its own for {name!r}; the one for {ALL!r} is used: name the category alone"
+        for name in sorted(own.intersection(categories))
+    ]
+
+
+def draft_tokens(given: str | None) -> int | Literal["auto"]:
+    """The number of drafts as the flag has it.
+
+    Raises:
+        UsageError: it is neither a number nor ``auto``.
+    """
+    if given is None or given == "auto":
+        return "auto"
+    try:
+        return int(given)
+    except ValueError:
+        raise UsageError(f"num_draft_tokens is {given!r}; allowed: auto, or a number from 0 on") from None
+
+
+def _said(given: Mapping[str, Any]) -> Choice:
+    drafter, number = given["draft"] or "lookup", draft_tokens(given["num-draft-tokens"])
+    if drafter == NONE:
+        shapes = {name: given[name] for name in ("num-draft-tokens", "tree", "depth")}
+        wrong = [name for name, value in shapes.items() if value is not None and value != "0"]
+        if wrong:
+            raise UsageError(f"--{wrong[0]} was given with --draft {NONE}; allowed: with a drafter")
+    return Choice(
+        drafter=drafter,
+        num_draft_tokens=number,
+        tree=given["tree"] or "chain",
+        depth=given["depth"],
+        rule=given["rule"],
+    )

@@ -1,0 +1,223 @@
+"""A head as its files keep it: settings in the words of a Llama configuration, tensors checked name by name.
+
+Knows nothing of who made a head or for what. It is the common part of all published layouts; what differs between
+them is said by whoever reads or writes one.
+"""
+
+import difflib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from outpace.drafters.head import Head, HeadShape
+from outpace.errors import UnsupportedError, UsageError, WeightsError
+from outpace.models.rotary import Rotary
+from outpace.models.staging import staged
+from outpace.models.weights import save_tensors
+
+DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
+"""What floating weights are stored in, one of them for all of a head, and what configurations call it."""
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+"""The switches of a head's arithmetic; none of them has a default."""
+_COUNTED = ("llama3", "yarn")  # scalings that are counted from the context that there was before
+_HINT = (
+    "tensors follow from the configuration: norm_before_fc adds input_norm, fc_norm adds fc_norm.0 and so on, a "
+    "target_hidden_size of its own embed_tokens, a reduced vocabulary d2t and t2d"
+)
+
+
+def flags_of(shape: HeadShape) -> dict[str, bool]:
+    """The four switches by name."""
+    return {name: getattr(shape, name) for name in FLAGS}
+
+
+def dtype_of(head: Head) -> torch.dtype:
+    """The one dtype of a head's floating weights.
+
+    Raises:
+        WeightsError: there are several.
+    """
+    found = sorted({str(weight.dtype) for weight in head.parameters()})
+    if len(found) > 1:
+        raise WeightsError(f"the weights of the head are {' and '.join(found)}; allowed: one dtype for all")
+    return head.fc.weight.dtype
+
+
+# ---- settings --------------------------------------------------------------------------------------------------------
+
+
+def settings(shape: HeadShape, dtype: torch.dtype) -> dict[str, Any]:
+    """What every layout's configuration says, all of it said and nothing left to a default, rotary settings apart.
+
+    Raises:
+        UnsupportedError: ``dtype`` is not one of ``DTYPES``, or the taps do not rise: engines sort them.
+    """
+    if dtype not in DTYPES:
+        raise UnsupportedError(f"the dtype to store is {dtype}; allowed: {', '.join(map(str, DTYPES))}")
+    if list(shape.taps) != sorted(set(shape.taps)):
+        raise UnsupportedError(f"the taps of the head are {list(shape.taps)}; allowed: rising, as engines sort them")
+    said = {
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.feed_forward,
+        "num_hidden_layers": 1,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_width,
+        "max_position_embeddings": shape.max_positions,
+        "rms_norm_eps": shape.norm_eps,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "vocab_size": shape.vocab_size,
+        "draft_vocab_size": shape.draft_vocab_size,
+        "torch_dtype": DTYPES[dtype],
+    }
+    if shape.target_hidden_size != shape.hidden_size:  # where the key is there, a reader keeps the head's embeddings
+        said["target_hidden_size"] = shape.target_hidden_size
+    return said
+
+
+def rope(shape: HeadShape) -> tuple[float, dict[str, Any] | None]:
+    """The rotary base, and the scaling if there is one, with all that a reader would take from elsewhere.
+
+    Engines widen the context that a configuration names; a scaling that is counted from it must not follow.
+
+    Raises:
+        UnsupportedError, WeightsError: as for ``Rotary``.
+    """
+    Rotary(shape.rotary, shape.head_width, shape.max_positions)
+    kind = str(shape.rotary.get("rope_type", "default"))
+    theta = float(shape.rotary.get("rope_theta", 10000.0))
+    if kind == "default":
+        return theta, None
+    named = ("rope_type", "type", "rope_theta")
+    scaling = {name: value for name, value in shape.rotary.items() if name not in named and value is not None}
+    if kind in _COUNTED:
+        old = scaling.get("original_max_position_embeddings") or shape.max_positions
+        scaling["original_max_position_embeddings"] = old
+        scaling["factor"] = scaling.get("factor") or shape.max_positions / old
+    return theta, {"rope_type": kind, **scaling}
+
+
+# ---- tensors ---------------------------------------------------------------------------------------------------------
+
+
+def tensors_of(head: Head, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Every tensor of a head under its published name, floating ones rounded to ``dtype``.
+
+    Raises:
+        WeightsError: a weight is not finite in that dtype, or the map of ids is wrong, see ``fill``.
+    """
+    _require_map(head.d2t, head.t2d, head.shape, "the head")
+    found = {}
+    for name, tensor in head.state_dict().items():
+        stored = tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype)
+        if stored.is_floating_point() and not bool(stored.isfinite().all()):
+            raise WeightsError(f"{name} of the head holds values that are not finite in {DTYPES[dtype]}")
+        found[name] = stored.contiguous()
+    return found
+
+
+def fill(shape: HeadShape, tensors: Mapping[str, Tensor], where: str) -> Head:
+    """A head of this shape with these tensors, copied.
+
+    Args:
+        where: what errors call the place that they come from.
+
+    Raises:
+        WeightsError: a tensor is missing (or renamed), is too many, has another shape or dtype than the shape asks
+            for, or the map of ids leaves the vocabulary, does not rise, or says one thing in d2t and another in t2d.
+    """
+    with torch.device("meta"):
+        head = Head(shape)
+    wanted = dict(head.state_dict())
+    extra = sorted(set(tensors) - set(wanted))
+    for name in wanted:
+        if name not in tensors:
+            close = difflib.get_close_matches(name, extra, n=1)
+            raise WeightsError(
+                f"{where} lacks {name}", hint=f"it holds {close[0]}, which no such head has" if close else _HINT
+            )
+    if extra:
+        raise WeightsError(f"{where} holds {extra[0]}, which its configuration does not ask for", hint=_HINT)
+    stored = tensors["fc.weight"].dtype
+    for name, meant in wanted.items():
+        tensor = tensors[name]
+        if tensor.shape != meant.shape:
+            found, allowed = (" x ".join(map(str, one.shape)) or "one number" for one in (tensor, meant))
+            raise WeightsError(f"{where}: {name} is {found}; allowed: {allowed}", hint=_HINT)
+        _require_dtype(name, tensor.dtype, meant.dtype, stored, where)
+    _require_map(tensors.get("d2t"), tensors.get("t2d"), shape, where)
+    head.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, assign=True)
+    return head.eval()
+
+
+def _require_dtype(name: str, found: torch.dtype, wanted: torch.dtype, stored: torch.dtype, where: str) -> None:
+    names = {dtype: str(dtype).removeprefix("torch.") for dtype in (found, wanted, stored)}
+    if not wanted.is_floating_point:
+        if found != wanted:
+            raise WeightsError(f"{where}: {name} is {names[found]}; allowed: {names[wanted]}")
+    elif found not in DTYPES:
+        raise WeightsError(f"{where}: {name} is {names[found]}; allowed: {', '.join(DTYPES.values())}")
+    elif found != stored:
+        raise WeightsError(f"{where}: {name} is {names[found]}, fc.weight {names[stored]}; allowed: one dtype for all")
+
+
+def _require_map(
+    d2t: Int[Tensor, " draft"] | None, t2d: Bool[Tensor, " vocab"] | None, shape: HeadShape, where: str
+) -> None:
+    """Draft ids stand for rising ids of the target: ``i + d2t[i]``, which are those that ``t2d`` marks."""
+    if d2t is None or t2d is None:
+        return
+    ids = torch.arange(len(d2t), device=d2t.device) + d2t
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= shape.vocab_size:
+        raise WeightsError(
+            f"{where}: d2t leads to ids from {low} to {high}; allowed: 0 to {shape.vocab_size - 1}",
+            hint="d2t[i] is the difference between the target's id and i, not the id itself",
+        )
+    if len(ids) > 1 and not bool((ids.diff() > 0).all()):
+        raise WeightsError(
+            f"{where}: d2t leads to ids that do not rise; allowed: every draft id stands for a higher id than the last",
+            hint="d2t[i] is the difference between the target's id and i, not the id itself",
+        )
+    marked = t2d.nonzero().flatten()
+    if marked.tolist() != ids.tolist():
+        raise WeightsError(f"{where}: t2d marks {len(marked)} ids, and they are not the {len(ids)} that d2t leads to")
+
+
+# ---- folders ---------------------------------------------------------------------------------------------------------
+
+
+def write_folder(
+    folder: Path, tensors: Mapping[str, Tensor], documents: Mapping[str, Mapping[str, Any]], *, over: bool = False
+) -> None:
+    """Write ``model.safetensors`` and JSON documents, all of it or nothing.
+
+    Args:
+        folder: a new one, or an empty one.
+        documents: by file name.
+        over: replace a folder that holds these files and no others.
+
+    Raises:
+        UsageError: something else stands there.
+        WeightsError: the disk is full, or the folder cannot be written.
+    """
+    if folder.is_file():
+        raise UsageError(f"{folder} is a file; allowed: a folder that is new or empty")
+    ours = {"model.safetensors", *documents}
+    there = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+    if there and not (over and ours.issuperset(there)):
+        other = next((name for name in there if not over or name not in ours), there[0])
+        raise UsageError(f"{folder} holds {other}; allowed: a folder that is new or empty")
+    with staged(folder.absolute()) as growing:
+        save_tensors(growing, tensors)
+        for name, document in documents.items():
+            (growing / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
