@@ -47,7 +47,7 @@ def target_stays(self: _Place, token: Tensor) -> None:
     first = self.target is None
     HONEST(self, token)
     if first:
-        self.target = self.target_probs[self.who, self.row]
+        self.target = self.target_row[self.who]
 
 
 def draft_stays(self: _Place, token: Tensor) -> None:
