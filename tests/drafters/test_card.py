@@ -26,7 +26,6 @@ from heads import LEGAL, random_head, says, shape_of
 from outpace.drafters import stored
 from outpace.drafters.card import FILE, Card, TargetRecord, is_card, read_card, read_record, write_card
 from outpace.errors import OutpaceError, UnsupportedError, UsageError, WeightsError
-from outpace.models.hosted import host
 from outpace.models.load import load_target
 from outpace.models.toy import random_table, table_target
 from toys import lively
@@ -119,7 +118,7 @@ def test_every_kind_of_target_is_recorded(tmp_path: Path) -> None:
     opened = TargetRecord.of(load_target(folder, dtype="fp32"))
     assert (opened.name, opened.layers, opened.hidden_size) == (str(folder), 2, 32)
     assert opened.architecture == "LlamaForCausalLM" and opened.fingerprint.count("-") == 2
-    hosted = TargetRecord.of(host(hosts.model_of("gpt2"), packed=False, fingerprint="a-b-c"))
+    hosted = TargetRecord.of(hosts.hosted("gpt2", fingerprint="a-b-c"))
     assert (hosted.layers, hosted.hidden_size, hosted.fingerprint) == (
         hosts.model_of("gpt2").config.n_layer,
         hosts.model_of("gpt2").config.n_embd,
