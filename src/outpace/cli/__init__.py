@@ -13,6 +13,7 @@ from outpace.cli.check import check
 from outpace.cli.export import export
 from outpace.cli.generate import generate
 from outpace.cli.pull import pull
+from outpace.cli.train import eagle3
 from outpace.errors import OutpaceError
 
 Given = ParamSpec("Given")
@@ -49,6 +50,10 @@ app = typer.Typer(
 )
 for verb in (bench, check, export, generate, pull):
     app.command()(guarded(verb))
+
+methods = typer.Typer(help="Teach a drafter what its target says.", no_args_is_help=True, rich_markup_mode=None)
+methods.command()(guarded(eagle3))
+app.add_typer(methods, name="train")
 
 
 def main() -> None:

@@ -1,0 +1,112 @@
+"""What a head for a target looks like: the target's own measures, unless a recipe says otherwise.
+
+Knows nothing of training. A head is cut to its target here, and its vocabulary set.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from outpace.drafters.head import Head, HeadShape
+from outpace.errors import WeightsError
+from outpace.models.target import Target
+from outpace.models.transformer import Transformer
+from outpace.models.weights import read_config
+from outpace.training.recipe import HeadSettings
+
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "layers": ("num_hidden_layers", "n_layer", "num_layers"),
+    "heads": ("num_attention_heads", "n_head", "num_heads"),
+    "feed_forward": ("intermediate_size", "n_inner", "ffn_dim"),
+    "norm_eps": ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps"),
+}
+
+
+def measures(target: Target) -> dict[str, Any]:
+    """A target's own: hidden_size, layers, heads, kv_heads, head_width, feed_forward, norm_eps, rotary.
+
+    Raises:
+        WeightsError: the target has neither a shape nor a configuration that tells them.
+    """
+    if isinstance(target, Transformer):
+        names = ("hidden_size", "layers", "heads", "kv_heads", "head_width", "feed_forward", "norm_eps", "rotary")
+        return {name: getattr(target.shape, name) for name in names}
+    if target.folder is None:
+        raise WeightsError(f"the target {target.name!r} has no config.json that tells its measures")
+    said = read_config(target.folder)
+    said = said | (said.get("text_config") or {})
+    found = {name: next((said[key] for key in keys if said.get(key)), None) for name, keys in _NAMES.items()}
+    for name in ("hidden_size", "layers", "heads"):
+        if found[name] is None:
+            raise WeightsError(f"{target.folder}/config.json lacks {' or '.join(_NAMES[name])}")
+    hidden, heads = int(found["hidden_size"] or 0), int(found["heads"] or 0)
+    return {
+        "hidden_size": hidden,
+        "layers": found["layers"],
+        "heads": heads,
+        "kv_heads": said.get("num_key_value_heads") or heads,
+        "head_width": said.get("head_dim") or hidden // heads,
+        "feed_forward": found["feed_forward"] or 4 * hidden,
+        "norm_eps": found["norm_eps"] or 1e-5,
+        "rotary": {"rope_type": "default", "rope_theta": float(said.get("rope_theta") or 10000.0)},
+    }
+
+
+def standard_taps(layers: int) -> tuple[int, ...]:
+    """Where heads read a target unless told otherwise: low, middle and high, or of a small one its ends and middle.
+
+    Source: EAGLE-3's published code, 2503.01840.
+    """
+    if layers >= 7:
+        return (2, layers // 2, layers - 3)
+    return tuple(sorted({0, layers // 2, layers}))
+
+
+def shape_for(target: Target, settings: HeadSettings) -> HeadShape:
+    """The shape of a head for a target.
+
+    Raises:
+        WeightsError: as for ``measures`` and ``HeadShape``.
+        UnsupportedError: as for ``HeadShape``.
+    """
+    own = measures(target)
+    return HeadShape(
+        hidden_size=own["hidden_size"],
+        target_hidden_size=own["hidden_size"],
+        taps=settings.taps or standard_taps(own["layers"]),
+        heads=settings.heads or own["heads"],
+        kv_heads=settings.kv_heads or own["kv_heads"],
+        head_width=settings.head_width or own["head_width"],
+        feed_forward=settings.feed_forward or own["feed_forward"],
+        vocab_size=target.vocab_size,
+        draft_vocab_size=settings.draft_vocab_size or target.vocab_size,
+        norm_eps=own["norm_eps"],
+        max_positions=settings.max_positions or target.max_positions,
+        rotary=own["rotary"],
+        norm_before_residual=settings.norm_before_residual,
+        norm_before_fc=settings.norm_before_fc,
+        fc_norm=settings.fc_norm,
+        norm_output=settings.norm_output,
+    )
+
+
+SPREAD = 0.02
+"""The standard deviation of random matrices."""
+
+
+def new_head(shape: HeadShape, ids: Int[Tensor, " draft"], seed: int) -> Head:
+    """A head of random weights, fp32, that says these ids of the target, rising."""
+    head = Head(shape).float()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in head.parameters():
+            if weight.dim() > 1:
+                weight.copy_(SPREAD * torch.randn(weight.shape, generator=generator))
+    if head.d2t is not None and head.t2d is not None:
+        head.d2t.copy_(ids - torch.arange(len(ids)))
+        head.t2d.copy_(torch.zeros_like(head.t2d).index_fill(0, ids, True))
+    return head

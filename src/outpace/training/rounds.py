@@ -1,0 +1,124 @@
+"""The rounds of a decoder, walked over the target's own text with what a training-time test sees there.
+
+Knows nothing of a drafter's cache. As long as a greedy chain matches, it reads the text's own tokens: how many of its
+tokens match behind every place of a text, one unrolled pass tells. A round begins behind the last one's accepted tokens
+and the target's own next one, so that the walk has the turns that decoding has, and the same ``tau``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from outpace.decoding.loop import Request
+from outpace.decoding.stats import Tally
+from outpace.drafters.head import Head
+from outpace.models.target import Target
+from outpace.training.batch import Batch
+from outpace.training.buckets import order
+from outpace.training.continuations import continuations
+from outpace.training.masks import Sample
+from outpace.training.reader import Reader
+from outpace.training.shards import batch_of
+from outpace.training.teacher import Teacher
+from outpace.training.unroll import unroll
+
+
+@dataclass(frozen=True)
+class Walked:
+    """What was accepted, as ``decoding/stats.py`` defines it, pooled over all texts.
+
+    Args:
+        turns: rounds, each a forward of the target.
+        emitted: tokens behind the first one of each text.
+        tau: tokens a turn; None without a turn.
+        acceptance_by_position: of chains, each on the condition that those before were accepted.
+    """
+
+    turns: int
+    emitted: int
+    tau: float | None
+    acceptance_by_position: tuple[float, ...]
+
+
+def walked(
+    head: Head,
+    target: Target,
+    teacher: Teacher,
+    prompts: Sequence[Sequence[int]],
+    *,
+    depth: int,
+    max_new_tokens: int,
+    batch_size: int = 32,
+    tokens_per_batch: int = 4096,
+) -> Walked:
+    """Walk chains over the target's greedy answers to some prompts.
+
+    Decoding these prompts greedily with this head, in chains of ``depth``, has the same figures: exactly in fp32, near
+    ties of two kernels apart.
+
+    Args:
+        head: fp32.
+        target: who answers.
+        teacher: the target's rows, for the head's ids.
+        prompts: ids of each.
+        depth: tokens of a chain, 1 or more.
+        max_new_tokens: of each answer, 1 or more.
+        batch_size: prompts that are answered at once.
+        tokens_per_batch: of a pass of the head.
+
+    Raises:
+        UsageError, UnsupportedError, NumericsError: as for ``decode``, ``Reader`` and ``unroll``.
+    """
+    requests = [Request(prompt, max_new_tokens=max_new_tokens, eos_ids=target.eos_ids) for prompt in prompts]
+    texts: dict[int, list[int]] = {one.index: one.ids for one in continuations(target, requests, batch_size)}
+    # A text of one new token has no turn.
+    places = [place for place in sorted(texts) if len(texts[place]) > 1]
+    samples = [_sample(list(prompts[place]), texts[place]) for place in places]
+    tally, reader = Tally(), Reader(target, head.shape.taps)
+    lengths = [len(sample) for sample in samples]
+    for group in order(lengths, 0, 0, max(tokens_per_batch, *lengths)) if samples else []:
+        read = reader.read([samples[place] for place in group])
+        batch = batch_of([read.row(place) for place in range(len(group))])
+        for place, runs in zip(group, _runs(head, batch, teacher, depth), strict=True):
+            own, start = places[place], len(prompts[places[place]])
+            rooms = min(max_new_tokens, target.max_positions - start), head.shape.max_positions - start + 2
+            _walk(tally, runs[start - 1 :], texts[own], depth, rooms, target.eos_ids)
+    spoken = tally.speculation("walked")
+    return Walked(tally.turns, tally.emitted, spoken.tau, spoken.acceptance_by_position)
+
+
+def _sample(prompt: list[int], new: list[int]) -> Sample:
+    """A text whose drafts may speak of what stands behind its first new token."""
+    mask = torch.zeros(len(prompt) + len(new), dtype=torch.bool)
+    mask[len(prompt) + 1 :] = True
+    return Sample("a prompt", torch.tensor([*prompt, *new], dtype=torch.int32), mask)
+
+
+@torch.no_grad()
+def _runs(head: Head, batch: Batch, teacher: Teacher, depth: int) -> list[list[int]]:
+    """How many drafted tokens match the text behind each of its places."""
+    said = torch.cat((batch.ids[:, 1:], batch.ids.new_full((len(batch.ids), 1), -1)), 1)
+    runs: list[list[int]] = unroll(head, replace(batch, argmax=said), teacher, steps=depth).runs.tolist()
+    return runs
+
+
+def _walk(
+    tally: Tally, runs: list[int], new: list[int], depth: int, rooms: tuple[int, int], eos_ids: Sequence[int]
+) -> None:
+    """Count the turns of one text, whose first new token came with the prompt.
+
+    Args:
+        runs: how many drafts match behind each new token.
+        rooms: the most new tokens, and the most positions that the head has for them and its drafts.
+    """
+    limit, most = rooms
+    done = 1
+    while done < len(new):
+        room = min(depth, limit - done - 1, most - done)
+        matched = min(runs[done - 1], room)
+        emitted = min(matched + 1, len(new) - done)
+        ended = emitted == matched and new[-1] in eos_ids  # nothing is drafted behind an end of text
+        drafted = matched if ended else room
+        tally.add(rule="greedy", lossless=True, drafted=drafted, depth=drafted, matched=matched, emitted=emitted)
+        done += emitted

@@ -1,0 +1,150 @@
+"""The gate of gates: rounds walked over the target's own text are the decoder's, before and after a card."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from heads import HALF, WHOLE, fitted_head, random_head, shape_of
+from outpace.decoding.loop import Request, decode
+from outpace.decoding.stats import Speculation
+from outpace.drafters.card import Card, read_card, write_card
+from outpace.drafters.eagle import Eagle
+from outpace.drafters.head import Head
+from outpace.models.ends import read_ends
+from outpace.models.toy import tiny_transformer
+from outpace.models.transformer import Transformer
+from outpace.training import rounds
+from outpace.training.rounds import Walked, walked
+from outpace.training.teacher import Teacher
+from toys import lively, must_fail, reference
+
+PROMPTS = ((9,), (5, 6, 7), (1, 2, 3, 4, 5, 6, 7), (11, 3, 2, 8, 1, 1, 30, 12, 7))
+NEW = 20
+
+
+def walk(head: Head, target: Transformer, depth: int, new: int = NEW) -> Walked:
+    ends = read_ends(target)
+    teacher = Teacher.of(ends.embeddings, ends.head, head.target_ids)
+    return walked(head, target, teacher, PROMPTS, depth=depth, max_new_tokens=new)
+
+
+def decoded(head: Head, target: Transformer, depth: int, new: int = NEW) -> Walked:
+    """What the decoder counts, pooled."""
+    drafter = Eagle(head, target, packed=False)
+    requests = [Request(prompt, max_new_tokens=new, eos_ids=target.eos_ids) for prompt in PROMPTS]
+    figures: list[Speculation] = []
+    for emission in decode(target, drafter, requests, num_draft_tokens=depth):
+        figures += [] if emission.speculation is None else [emission.speculation]
+    width = max(len(one.tried) for one in figures)
+    tried, passed = (
+        [sum(counts[place] for counts in rows if place < len(counts)) for place in range(width)]
+        for rows in ([one.tried for one in figures], [one.passed for one in figures])
+    )
+    turns, emitted = sum(one.turns for one in figures), sum(one.emitted for one in figures)
+    rates = tuple(p / t for p, t in zip(passed, tried, strict=True))
+    return Walked(turns, emitted, emitted / turns if turns else None, rates)
+
+
+@pytest.mark.parametrize("passes", [HALF, WHOLE])
+@pytest.mark.parametrize("depth", [1, 2, 3, 5, 8])
+def test_walked_rounds_are_the_decoders(depth: int, passes: int) -> None:
+    target, head = lively(), fitted_head(PROMPTS, NEW + 8, passes)
+    found = walk(head, target, depth)
+    assert found == decoded(head, target, depth)
+    assert found.tau is not None and found.tau > 1.3, "a head that is never right would agree with anything"
+
+
+@pytest.mark.parametrize("new", [1, 2, 3, 4, 7, 13])
+def test_at_every_limit(new: int) -> None:
+    target, head = lively(), fitted_head(PROMPTS, NEW + 8)
+    for depth in (1, 3, 4):
+        assert walk(head, target, depth, new) == decoded(head, target, depth, new)
+
+
+def test_at_an_end_of_text() -> None:
+    """An end that is drafted, and one that is not."""
+    text = reference(lively(), PROMPTS[1], NEW)
+    for place in (1, 3, 5, 8, 12):
+        target = tiny_transformer(seed=3, eos_ids=(text[place],))
+        for passes in (HALF, WHOLE):
+            head = fitted_head(PROMPTS, NEW + 8, passes)
+            for depth in (1, 2, 4):
+                assert walk(head, target, depth) == decoded(head, target, depth)
+
+
+def test_at_the_end_of_the_context_and_of_the_head() -> None:
+    for positions, own in ((24, 24), (24, 40), (40, 26)):
+        target = tiny_transformer(seed=3, max_position_embeddings=positions)
+        head = fitted_head(PROMPTS, NEW + 8)
+        shorter = Head(shape_of(draft_vocab_size=48, max_positions=own))
+        shorter.load_state_dict(head.state_dict())
+        for new in (15, 17):
+            assert walk(shorter, target, 4, new) == decoded(shorter, target, 4, new)
+
+
+def test_a_head_that_is_never_right_has_one_token_a_turn() -> None:
+    target, head = lively(), random_head(shape_of(draft_vocab_size=48), seed=4)
+    found = walk(head, target, 4)
+    assert found == decoded(head, target, 4)
+    assert found.tau == 1.0 and found.acceptance_by_position == (0.0,)
+
+
+def test_after_export_and_reload_they_are_the_same(tmp_path: Path) -> None:
+    target, head = lively(), fitted_head(PROMPTS, NEW + 8, HALF)
+    card = Card.of(head, target, depth_trained=3, steps=1, data={}, recipe={})
+    write_card(tmp_path / "card", head, card, dtype=torch.float32)
+    again, _ = read_card(tmp_path / "card")
+    assert walk(again, target, 4) == walk(head, target, 4) == decoded(again, target, 4)
+
+
+# ---- planted faults --------------------------------------------------------------------------------------------------
+
+
+def one_place_late(*args: Any) -> None:
+    """What is drafted behind a token is read off the next place."""
+    tally, runs, *others = args
+    honest_walk(tally, [*runs[1:], 0], *others)
+
+
+def no_bonus(*args: Any) -> None:
+    """The next round begins at the rejected token."""
+    tally, runs, new, depth, rooms, _ = args
+    done = 1
+    while done < len(new):
+        room = min(depth, rooms[0] - done - 1)
+        matched = min(runs[done - 1], room)
+        emitted = min(max(matched, 1), len(new) - done)
+        tally.add(rule="greedy", lossless=True, drafted=room, depth=room, matched=matched, emitted=emitted)
+        done += emitted
+
+
+def drafts_over_the_limit(*args: Any) -> None:
+    tally, runs, new, depth, _, eos = args
+    honest_walk(tally, runs, new, depth, (10**6, 10**6), eos)
+
+
+def every_match_counts(head: Any, batch: Any, teacher: Any, depth: int) -> list[list[int]]:
+    """Matches behind a mismatch count too: accuracy, not acceptance."""
+    honest = honest_runs(head, batch, teacher, depth)
+    return [[min(depth, run + 1) for run in runs] for runs in honest]
+
+
+honest_walk, honest_runs = rounds._walk, rounds._runs
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("_walk", one_place_late),
+        ("_walk", no_bonus),
+        ("_walk", drafts_over_the_limit),
+        ("_runs", every_match_counts),
+    ],
+)
+def test_planted_faults(name: str, fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, name, fault)
+    with must_fail():
+        target, head = lively(), fitted_head(PROMPTS, NEW + 8)
+        assert walk(head, target, 4) == decoded(head, target, 4)
