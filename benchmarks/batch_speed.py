@@ -27,6 +27,7 @@ from common import (
     document,
     judge,
     median_ratio,
+    mixed,
     prompt_arguments,
     questions,
     save,
@@ -68,12 +69,8 @@ class Counted:
 
 def groups(asked: Sequence[Question], size: int, count: int) -> list[list[Question]]:
     """Groups of prompts from as many categories as there are, in turn."""
-    kinds: dict[str, list[Question]] = {}
-    for question in asked:
-        kinds.setdefault(question.category, []).append(question)
-    longest = max(map(len, kinds.values()))
-    mixed = [kind[place] for place in range(longest) for kind in kinds.values() if place < len(kind)]
-    return [mixed[start : start + size] for start in range(0, len(mixed) - size + 1, size)][:count]
+    ordered = mixed(asked)
+    return [ordered[start : start + size] for start in range(0, len(ordered) - size + 1, size)][:count]
 
 
 def run(target: Counted, drafter: Drafter | None, group: Sequence[Question], batch: int, args: Any) -> dict[str, Any]:

@@ -11,13 +11,14 @@ import platform
 import statistics
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,13 +26,18 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from outpace.decoding.generate import generate
+from outpace.decoding.options import Options
 from outpace.decoding.stats import Speculation
 from outpace.decoding.text import text_of
+from outpace.drafters.drafter import Drafter
 from outpace.evaluation import metrics
 from outpace.evaluation.machine import machine
 from outpace.evaluation.metrics import Estimate
 from outpace.evaluation.metrics import median as median  # for the scripts, which know this file alone
 from outpace.evaluation.metrics import median_ratio as median_ratio
+from outpace.evaluation.metrics import ratio_of_sums as ratio_of_sums
+from outpace.models.target import Target
 
 REPOSITORY = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
@@ -51,18 +57,23 @@ def arguments(doc: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def prompt_arguments(parser: argparse.ArgumentParser, *, per_category: int, tokens: int, repeats: int) -> None:
-    """The flags of scripts that decode prompts of specbench-dev."""
+def prompt_arguments(
+    parser: argparse.ArgumentParser, *, per_category: int, tokens: int, repeats: int | None = None
+) -> None:
+    """The flags of scripts that decode prompts of specbench-dev; without repeats there is no flag for them."""
     parser.add_argument("--prompts-per-category", type=int, default=per_category)
     parser.add_argument("--categories", nargs="+", help="only these")
     parser.add_argument("--limit", type=int, help="at most this many prompts")
     parser.add_argument("--max-new-tokens", type=int, default=tokens)
-    parser.add_argument("--repeats", type=int, default=repeats)
+    if repeats is not None:
+        parser.add_argument("--repeats", type=int, default=repeats)
 
 
 def document(script: str, args: argparse.Namespace, protocol: str, **found: Any) -> dict[str, Any]:
     """One result: what was measured, where, when, with what, and how."""
     settings = {name: value for name, value in vars(args).items() if name not in ("out", "target")}
+    if settings.get("draft") is not None:
+        settings["draft"] = Path(settings["draft"]).name
     return {
         "format_version": FORMAT_VERSION,
         "script": f"benchmarks/{script}.py",
@@ -205,6 +216,15 @@ def questions(folder: Path | None, args: argparse.Namespace) -> list[Question]:
     return found[: args.limit]
 
 
+def mixed(asked: Sequence[Question]) -> list[Question]:
+    """The same questions, one of every category in turn."""
+    kinds: dict[str, list[Question]] = {}
+    for question in asked:
+        kinds.setdefault(question.category, []).append(question)
+    longest = max(map(len, kinds.values()))
+    return [kind[place] for place in range(longest) for kind in kinds.values() if place < len(kind)]
+
+
 def by_category(asked: Sequence[Question]) -> dict[str, list[int]]:
     """The places of every category's questions, and of all of them under ``all``, last."""
     places: dict[str, list[int]] = {}
@@ -231,26 +251,45 @@ class Run:
 
 
 Contestant = Callable[[Question], Run]
+Name = TypeVar("Name")
+Found = TypeVar("Found")
+
+
+def ours(target: Target, drafter: Drafter | None, **options: Unpack[Options]) -> Contestant:
+    """The public ``generate`` on ids, timed from outside."""
+
+    def run(question: Question) -> Run:
+        begin = time.perf_counter()
+        result = generate(target, drafter, question.ids, **options)
+        return Run(time.perf_counter() - begin, result.token_ids, result.stats.speculation)
+
+    return run
+
+
+def in_turns(
+    names: Sequence[Name], places: int, repeats: int, once: Callable[[Name, int], Found]
+) -> dict[Name, list[list[Found]]]:
+    """Everyone at every place, A B C A B C ..., several times over; ``[name][place][repeat]``.
+
+    All meet at one place at one time, so that drift of the machine hits them alike; the one that begins rotates. Each
+    does the first place once unmeasured.
+    """
+    found: dict[Name, list[list[Found]]] = {name: [[] for _ in range(places)] for name in names}
+    for name in names:
+        once(name, 0)
+    jobs = [(repeat, place) for repeat in range(repeats) for place in range(places)]
+    for repeat, place in track(jobs, "measuring", console=Console(stderr=True)):
+        first = (repeat + place) % len(names)
+        for name in [*names[first:], *names[:first]]:
+            found[name][place].append(once(name, place))
+    return found
 
 
 def interleave(
     contestants: Mapping[str, Contestant], asked: Sequence[Question], repeats: int
 ) -> dict[str, list[list[Run]]]:
-    """Every contestant on every question, A B C A B C ..., several times over; ``[name][question][repeat]``.
-
-    Contestants meet on one question at one time, so that drift of the machine hits them alike; the one that begins
-    rotates. Each decodes the first question once unmeasured.
-    """
-    names = list(contestants)
-    runs: dict[str, list[list[Run]]] = {name: [[] for _ in asked] for name in names}
-    for name in names:
-        contestants[name](asked[0])
-    jobs = [(repeat, place) for repeat in range(repeats) for place in range(len(asked))]
-    for repeat, place in track(jobs, "measuring", console=Console(stderr=True)):
-        first = (repeat + place) % len(names)
-        for name in names[first:] + names[:first]:
-            runs[name][place].append(contestants[name](asked[place]))
-    return runs
+    """Every contestant on every question, in turns; ``[name][question][repeat]``."""
+    return in_turns(list(contestants), len(asked), repeats, lambda name, place: contestants[name](asked[place]))
 
 
 def median_rates(runs: Sequence[Sequence[Run]]) -> NDArray[np.float64]:

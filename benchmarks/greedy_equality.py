@@ -29,6 +29,7 @@ from common import (
     arguments,
     document,
     judge,
+    mixed,
     prompt_arguments,
     questions,
     save,
@@ -106,12 +107,7 @@ def decode_all(target: Target, asked: Sequence[Question], progress: Progress, ar
 def foreign(target: Target, asked: Sequence[Question], args: Any) -> tuple[list[Question], list[list[int]]]:
     """transformers' texts of some prompts, one from every category in turn."""
     assert target.folder is not None
-    kinds: dict[str, list[Question]] = {}
-    for question in asked:
-        kinds.setdefault(question.category, []).append(question)
-    deepest = max(map(len, kinds.values()))
-    chosen = [kind[place] for place in range(deepest) for kind in kinds.values() if place < len(kind)]
-    chosen = chosen[: args.transformers]
+    chosen = mixed(asked)[: args.transformers]
     reference = Reference(target.folder, "fp32", target.eos_ids)
     runs = [
         reference.run(question, args.max_new_tokens)

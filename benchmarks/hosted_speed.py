@@ -24,11 +24,12 @@ from common import (
     median,
     median_rates,
     median_ratio,
+    ours,
     prompt_arguments,
     questions,
     save,
 )
-from plain_speed import PROTOCOL, ours, report
+from plain_speed import PROTOCOL, report
 from reference import Judge, Reference, equality
 
 from outpace.models.load import load_target
@@ -45,7 +46,7 @@ def measure(args: Any) -> tuple[dict[str, Any], list[Gate]]:
     reference = Reference(target.folder, DTYPE, target.eos_ids)
     runs = interleave(
         {
-            "outpace, hosted": ours(target, None, args.max_new_tokens),
+            "outpace, hosted": ours(target, None, max_new_tokens=args.max_new_tokens),
             "transformers": lambda question: reference.run(question, args.max_new_tokens),
         },
         asked,

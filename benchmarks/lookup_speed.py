@@ -34,13 +34,13 @@ from common import (
     median,
     median_rates,
     median_ratio,
+    ours,
     pooled,
     prompt_arguments,
     questions,
     save,
     show,
 )
-from plain_speed import ours
 from reference import Judge, Reference, equality
 
 from outpace.drafters.lookup import Lookup
@@ -73,8 +73,8 @@ def contestants(target: Target, args: Any) -> dict[str, Contestant]:
 
     theirs = {name: partial(their_lookup, tokens=one, ngram=two) for name, (one, two) in settings.items()}
     return {
-        OURS: ours(target, drafter, new, depth),
-        PLAIN: ours(target, None, new),
+        OURS: ours(target, drafter, max_new_tokens=new, num_draft_tokens=depth),
+        PLAIN: ours(target, None, max_new_tokens=new),
         THEIR_PLAIN: lambda question: reference.run(question, new),
         **theirs,
     }
@@ -82,10 +82,12 @@ def contestants(target: Target, args: Any) -> dict[str, Contestant]:
 
 def sweep(target: Target, args: Any) -> dict[str, Contestant]:
     """Our lookup over K and min_match, beside plain decoding."""
-    found: dict[str, Contestant] = {PLAIN: ours(target, None, args.max_new_tokens)}
+    new = args.max_new_tokens
+    found: dict[str, Contestant] = {PLAIN: ours(target, None, max_new_tokens=new)}
     for depth, match in product(args.depths, args.matches):
         drafter = Lookup(min_match=match, eos_ids=target.eos_ids)
-        found[f"K {depth}, min_match {match}"] = ours(target, drafter, args.max_new_tokens, depth)
+        settings = f"K {depth}, min_match {match}"
+        found[settings] = ours(target, drafter, max_new_tokens=new, num_draft_tokens=depth)
     return found
 
 

@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 from common import (
@@ -22,6 +23,7 @@ from common import (
     Question,
     arguments,
     document,
+    in_turns,
     judge,
     median,
     prompt_arguments,
@@ -29,8 +31,6 @@ from common import (
     save,
     show,
 )
-from rich.console import Console
-from rich.progress import track
 
 from outpace.decoding.control import Fixed
 from outpace.decoding.loop import Request, decode
@@ -116,25 +116,15 @@ def measure(
 ) -> dict[tuple[str, str], list[list[dict[str, float]]]]:
     """Every kind of sampling with every drafter, interleaved; ``[kind, drafter][question][repeat]``."""
     script = list(range(target.vocab_size - args.num_draft_tokens - 1, target.vocab_size - 1))
-    drafters: list[Drafter] = [Lookup(), Scripted(script)]
-    pairs = [(kind, drafter) for kind in KINDS for drafter in drafters]
-    found: dict[tuple[str, str], list[list[dict[str, float]]]] = {
-        (kind, drafter.name): [[] for _ in asked] for kind, drafter in pairs
-    }
+    drafters: dict[str, Drafter] = {drafter.name: drafter for drafter in (Lookup(), Scripted(script))}
     control = Fixed(CHAIN, args.num_draft_tokens)
 
-    def once(question: Question, kind: str, drafter: Drafter) -> dict[str, float]:
+    def once(pair: tuple[str, str], place: int) -> dict[str, float]:
+        (kind, name), ids = pair, asked[place].ids
         sampling, seed, _ = KINDS[kind]
-        return spend(target, drafter, Request(question.ids, sampling, args.max_new_tokens, (), seed), control)
+        return spend(target, drafters[name], Request(ids, sampling, args.max_new_tokens, (), seed), control)
 
-    for kind, drafter in pairs:
-        once(asked[0], kind, drafter)
-    jobs = [(repeat, place) for repeat in range(args.repeats) for place in range(len(asked))]
-    for repeat, place in track(jobs, "measuring", console=Console(stderr=True)):
-        first = (repeat + place) % len(pairs)
-        for kind, drafter in pairs[first:] + pairs[:first]:
-            found[kind, drafter.name][place].append(once(asked[place], kind, drafter))
-    return found
+    return in_turns(list(product(KINDS, drafters)), len(asked), args.repeats, once)
 
 
 def summarise(kind: str, drafter: str, runs: Sequence[Sequence[dict[str, float]]]) -> dict[str, Any]:

@@ -14,16 +14,12 @@ have an fp32 logit gap below 0.25; in fp32 texts are equal, but for ties within 
 
 import json
 import sys
-import time
 from typing import Any
 
 from common import (
     RESULTS,
-    Contestant,
     Estimate,
     Gate,
-    Question,
-    Run,
     arguments,
     by_category,
     document,
@@ -32,6 +28,7 @@ from common import (
     median,
     median_rates,
     median_ratio,
+    ours,
     prompt_arguments,
     questions,
     save,
@@ -39,27 +36,13 @@ from common import (
 )
 from reference import Judge, Reference, equality
 
-from outpace.decoding.generate import generate
-from outpace.drafters.drafter import Drafter
 from outpace.models.load import load_target
-from outpace.models.target import Target
 
 BOUNDS = {"bf16": (1.5, 1.8), "fp32": (1.0, None)}
 PROTOCOL = (
     "specbench-dev, first prompts of every category, first turn; greedy, batch 1, EOS respected, prefill counted; "
     "interleaved repeats, medians; 95 % paired bootstrap over prompts of the ratio of median tokens per second"
 )
-
-
-def ours(target: Target, drafter: Drafter | None, max_new_tokens: int, draft_tokens: int = 4) -> Contestant:
-    """The public ``generate`` on ids, timed from outside."""
-
-    def run(question: Question) -> Run:
-        begin = time.perf_counter()
-        result = generate(target, drafter, question.ids, max_new_tokens=max_new_tokens, num_draft_tokens=draft_tokens)
-        return Run(time.perf_counter() - begin, result.token_ids, result.stats.speculation)
-
-    return run
 
 
 def measure(name: str, dtype: str, args: Any) -> dict[str, Any]:
@@ -70,7 +53,7 @@ def measure(name: str, dtype: str, args: Any) -> dict[str, Any]:
     reference = Reference(target.folder, dtype, target.eos_ids)
     runs = interleave(
         {
-            "outpace": ours(target, None, args.max_new_tokens),
+            "outpace": ours(target, None, max_new_tokens=args.max_new_tokens),
             "transformers": lambda question: reference.run(question, args.max_new_tokens),
         },
         asked,

@@ -17,10 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from common import Gate, Question, arguments, document, judge, prompt_arguments, questions, save, show
+from common import Gate, Question, arguments, document, in_turns, judge, prompt_arguments, questions, save, show
 from overhead import PARTS, spend, summarise
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor
 
 from outpace.decoding.control import Fixed
@@ -95,16 +93,7 @@ def once(target: Target, question: Question, kind: str, args: Any) -> dict[str, 
 
 def measure(target: Target, asked: Sequence[Question], args: Any) -> dict[str, list[list[dict[str, float]]]]:
     """Every kind of sampling, interleaved; ``[kind][question][repeat]``."""
-    kinds = list(KINDS)
-    found: dict[str, list[list[dict[str, float]]]] = {kind: [[] for _ in asked] for kind in kinds}
-    for kind in kinds:
-        once(target, asked[0], kind, args)
-    jobs = [(repeat, place) for repeat in range(args.repeats) for place in range(len(asked))]
-    for repeat, place in track(jobs, "measuring", console=Console(stderr=True)):
-        first = (repeat + place) % len(kinds)
-        for kind in kinds[first:] + kinds[:first]:
-            found[kind][place].append(once(target, asked[place], kind, args))
-    return found
+    return in_turns(list(KINDS), len(asked), args.repeats, lambda kind, place: once(target, asked[place], kind, args))
 
 
 def main(argv: list[str] | None = None) -> int:

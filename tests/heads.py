@@ -229,7 +229,7 @@ def fitted_head(prompts: tuple[tuple[int, ...], ...], new: int, passes: int = HA
 
 # ---- a batch of the test's own ---------------------------------------------------------------------------------------
 
-TREES = ["top-k:2", "top-k:3", "top-p:0.8", "sampled:2", "sampled:3"]
+TREES = ["top-k:2", "top-k:3", "top-p:0.8", "sampled:2", "sampled:3", "static:0.5,0.2,0.1"]
 CLOSE = {"rtol": 0, "atol": 1e-4}  # fp32 with sums in another order: seen to differ by less than 1e-5
 
 

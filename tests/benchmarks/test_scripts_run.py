@@ -1,73 +1,26 @@
 """Every measuring script and example runs end to end on a tiny model, and what they compute with is right."""
 
-import importlib
 import json
 import math
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.torch import save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from outpace.decoding.stats import Speculation, Tally
-from outpace.models.toy import tiny_config, tiny_tensors
+from outpace.drafters.budget import Branching
+from outpace.drafters.drafter import Drafter
+from outpace.evaluation.pair import Check, Report
+from outpace.models.target import Target
 
 REPOSITORY = Path(__file__).parents[2]
 WORDS = [f"w{place}" for place in range(60)]
-CATEGORIES = ("writing", "summarization", "rag", "qa")
 Script = Callable[[str], ModuleType]
-
-
-@pytest.fixture(scope="module")
-def script() -> Iterator[Script]:
-    """A script as a module, its folder on the path while this file is tested."""
-    before, folders = set(sys.modules), [str(REPOSITORY / name) for name in ("benchmarks", "examples")]
-    sys.path[:0] = folders
-    yield importlib.import_module
-    for folder in folders:
-        sys.path.remove(folder)
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(tuple(folders)):
-            del sys.modules[name]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder with a tokenizer of sixty words and a chat template."""
-    folder = tmp_path_factory.mktemp("tiny")
-    config = tiny_config(max_position_embeddings=512, eos_token_id=63)
-    (folder / "config.json").write_text(json.dumps(config), "utf-8")
-    save_file(tiny_tensors(config, seed=3), folder / "model.safetensors", metadata={"format": "pt"})
-    vocab = {word: place for place, word in enumerate([*WORDS, "user", "assistant", "<unk>", "<end>"])}
-    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": "<end>",
-        "unk_token": "<unk>",
-        "chat_template": "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}assistant",
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
-    return folder
-
-
-@pytest.fixture
-def questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file in the shape of specbench-dev, where the scripts look for it: two prompts a category."""
-    lines = [
-        {"question_id": place, "category": CATEGORIES[place % 4], "turns": [" ".join(WORDS[place : place + 12] * 2)]}
-        for place in range(8)
-    ]
-    path = tmp_path / "specbench-dev.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
-    monkeypatch.setenv("OUTPACE_DATA", str(tmp_path))
-    return path
 
 
 SCRIPTS = ["plain_speed", "hosted_speed", "lookup_speed", "overhead", "tree_overhead", "batch_speed", "auto_speed"]
@@ -86,6 +39,54 @@ def test_measuring_runs(name: str, script: Script, tiny: Path, questions: Path, 
         assert all(one["not_excused"] == one["lengths_differ"] == 0 for one in found["results"].values())
     if name == "batch_speed":
         assert [cell["forwards_per_turn"] for cell in found["results"]] == [1, 1]
+
+
+def test_ranks_of_accepted_tokens_are_counted(script: Script, tiny: Path, questions: Path, tmp_path: Path) -> None:
+    out = tmp_path / "ranks.json"
+    flags = ["--quick", "--dtype", "fp32", "--spread", "3", "--target", str(tiny), "--out", str(out)]
+    assert script("tree_ranks").main(flags) == 0
+    [found] = json.loads(out.read_text("utf-8"))["results"]
+    assert found["forwards"] == found["turns"] > 0 and found["equality"]["equal"]
+    accepted = sum(found["accepted_by_rank"].values())
+    assert accepted > 0 and found["tau"] == pytest.approx(1 + accepted / found["turns"], rel=1e-5)
+    with_noise = found["accepted_by_rank"]["2"] + found["accepted_by_rank"]["3"]
+    assert found["share_of_later_ranks"]["value"] == pytest.approx(with_noise / accepted, rel=1e-5)
+
+
+def test_a_twin_without_noise_is_always_of_the_first_rank(
+    script: Script, tiny: Path, questions: Path, tmp_path: Path
+) -> None:
+    """The control: the drafter is the target, and nothing of a later rank is ever accepted."""
+    out = tmp_path / "ranks.json"
+    flags = ["--quick", "--dtype", "fp32", "--spread", "0", "--target", str(tiny), "--out", str(out)]
+    assert script("tree_ranks").main(flags) == 0
+    [found] = json.loads(out.read_text("utf-8"))["results"]
+    assert found["accepted_by_rank"]["1"] > 0 and found["share_of_later_ranks"]["value"] == 0
+
+
+def test_what_a_check_says_is_judged(
+    script: Script, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checks themselves are played: ``tests/cli`` runs them. A failed one fails its gate, and is counted."""
+    law = Check("a law", "law", True, 0.1, 0.2, 1e-7, "it holds")
+    planted = Check("a planted fault", "control", True, 9.0, 1.0, 0.0, "it was caught")
+
+    def played(target: Target, drafter: Drafter, *, branching: Branching, **_: Any) -> Report:
+        checks = (replace(law, passed=branching.is_chain), *[planted] * 10)
+        return Report(target.name, drafter.name, "match", checks)
+
+    module, out = script("losslessness"), tmp_path / "check.json"
+    monkeypatch.setattr(module, "check_pair", played)
+    assert module.main(["--dtype", "fp32", "--target", str(tiny), "--out", str(out)]) == 1
+    text = out.read_text("utf-8")
+    found = json.loads(text)
+    assert [(cell["tree"], cell["lossless"]) for cell in found["results"]] == [
+        ("chain", True),
+        ("chain", True),
+        ("sampled:2", False),
+    ]
+    assert [gate["holds"] for gate in found["gates"]] == [True, True, True, True, True, False, True]
+    assert str(tiny.parent) not in text
 
 
 def test_the_sweep_runs(script: Script, tiny: Path, questions: Path, tmp_path: Path) -> None:

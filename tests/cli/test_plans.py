@@ -183,7 +183,7 @@ def test_a_choice_is_passed_over_only_where_it_is() -> None:
 
 def test_nothing_said_is_the_default() -> None:
     nothing = dict.fromkeys(DECIDED)
-    assert chosen(None, nothing, None, 1) == (Choice(), None)
+    assert chosen(None, nothing, None, 1) == (Choice(drafter="auto"), None)
     assert chosen(None, nothing | {"draft": "none", "rule": "match"}, None, 1)[0] == Choice(
         drafter="none", rule="match"
     )

@@ -18,7 +18,7 @@ from scipy.optimize import isotonic_regression
 from outpace.decoding import costs as module
 from outpace.decoding import stopwatch
 from outpace.decoding.costs import CONTEXTS, Conditions, CostTable, cost_table, measure, rising
-from outpace.drafters.budget import Budget
+from outpace.drafters.budget import CHAIN, Branching, Budget
 from outpace.drafters.drafter import Drafter, Features, Proposal, chains
 from outpace.drafters.lookup import Lookup
 from outpace.drafters.small import Small
@@ -126,7 +126,7 @@ class Timed(Watched):
 class Slow:
     """A drafter that takes 3 ms a turn and 2 ms a token."""
 
-    name, taps, branchings = "slow", (), frozenset({"chain"})
+    name, taps, branchings = "slow", (), frozenset({"chain", "top-k"})
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -186,6 +186,22 @@ def test_what_is_measured_planted(fault: str, clock: Clock, monkeypatch: pytest.
             exact(clock)
         except UsageError as error:
             raise AssertionError("it ran out of its room") from error
+
+
+class SlowTree(Slow):
+    """A drafter whose trees take half a millisecond a node more than its chains."""
+
+    def propose(self, state: Any, budget: Budget, sampling: list[Sampling], keys: Keys) -> Proposal:
+        if not budget.branching.is_chain:
+            self.clock.work(0.5 * max(budget.nodes))
+        return super().propose(state, budget, sampling, keys)
+
+
+def test_drafting_is_timed_as_it_will_branch(clock: Clock) -> None:
+    """A tree is drafted with all nodes that there may be; costs of a chain say nothing about it."""
+    for branching, turn in ((CHAIN, 3.0), (Branching.parse("top-k:3"), 3 + 0.5 * 8)):
+        table = measure(table_of(clock), SlowTree(clock), Conditions(rows=9, branching=branching), seconds=60.0)
+        assert all((costs.draft_turn, costs.draft_step) == pytest.approx((turn, 2.0)) for costs in table.cells.values())
 
 
 def test_a_falling_cost_is_no_staircase(clock: Clock) -> None:
@@ -289,6 +305,7 @@ def test_what_the_figures_depend_on(kept: Path, tiny: Transformer, monkeypatch: 
         (loaded(tiny), Lookup(), {}),
         (loaded(tiny), None, {"batch": 2}),
         (loaded(tiny), None, {"rows": 3}),
+        (loaded(tiny), None, {"branching": Branching.parse("top-k:3")}),
         (loaded(tiny), None, {"sampling": Sampling(1.0)}),
         (loaded(tiny), None, {"sampling": Sampling(1.0, top_k=3)}),
         (loaded(tiny), None, {"sampling": Sampling(1.0), "seeded": True}),

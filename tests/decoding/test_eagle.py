@@ -37,7 +37,7 @@ from toys import dense_logits, must_fail, reference, run, seeded_reference
 
 PROMPTS = ((9,), (5, 6, 7), (1, 2, 3, 4, 5, 6, 7), (11, 3, 2, 8, 1, 1, 30, 12, 7))
 NEW = 20
-TREES = ("chain", "top-k:2", "top-k:3", "top-p:0.9", "sampled:2", "dynamic")
+TREES = ("chain", "top-k:2", "top-k:3", "top-p:0.9", "sampled:2", "dynamic", "static:0.5,0.2,0.1")
 
 
 def fixed(tree: str, depth: int, nodes: int) -> Fixed:
@@ -323,6 +323,7 @@ def honest(head: Head, target: Target) -> Eagle:
         ("sampled:3", "traversal"),
         ("top-k:2", "match"),
         ("dynamic", "tree-rejection"),
+        ("static:0.5,0.3", "match"),
     ],
 )
 def test_texts_keep_the_law(tree: str, rule: str | None, warp: str) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from cards import (
     logits_of,
     model_folder,
     same_weights,
+    target_of,
     written,
 )
 from heads import LEGAL, random_head, says, shape_of
@@ -57,7 +59,8 @@ def test_a_head_of_another_width(tmp_path: Path) -> None:
 def test_what_stands_in_the_files(tmp_path: Path) -> None:
     """Every key, typed out."""
     head = random_head(shape_of(**LEGAL[7]))
-    card = Card.of(head, lively(), depth_trained=4, steps=9, data={"n": 1}, recipe={"lr": 0.1}, tau=2.5)
+    figures: dict[str, Any] = {"tau": 2.5, "acceptance_by_rank": (0.5, 0.25)}
+    card = Card.of(head, lively(), depth_trained=4, steps=9, data={"n": 1}, recipe={"lr": 0.1}, **figures)
     write_card(tmp_path / "card", head, card)
     assert sorted(entry.name for entry in (tmp_path / "card").iterdir()) == ["config.json", "model.safetensors", FILE]
     assert document(tmp_path / "card") == {
@@ -109,8 +112,15 @@ def test_what_stands_in_the_files(tmp_path: Path) -> None:
         "recipe": {"lr": 0.1},
         "steps": 9,
         "acceptance_by_position": None,
+        "acceptance_by_rank": [0.5, 0.25],
         "tau": 2.5,
     }
+
+
+def test_cards_from_before_ranks_were_measured_are_read(tmp_path: Path) -> None:
+    folder = change_document(written(tmp_path / "card"), lambda said: said.pop("acceptance_by_rank"), FILE)
+    head, card = read_card(folder)
+    assert card.acceptance_by_rank is None and card == replace(card_for(head, target_of()), created=card.created)
 
 
 def test_every_kind_of_target_is_recorded(tmp_path: Path) -> None:
@@ -205,6 +215,9 @@ def test_a_card_of_another_head_is_not_written(tmp_path: Path) -> None:
         ({"tau": 0.5}, "tau of the card is 0.5; allowed: 1 or more"),
         ({"tau": float("nan")}, "tau of the card is nan; allowed: 1 or more"),
         ({"acceptance_by_position": (0.5, 1.5)}, r"acceptance_by_position of the card is \[0.5, 1.5\]; allowed: numb"),
+        ({"acceptance_by_rank": (0.5, -0.1)}, r"acceptance_by_rank of the card is \[0.5, -0.1\]; allowed: numb"),
+        ({"acceptance_by_rank": (0.5, float("nan"))}, r"acceptance_by_rank of the card is \[0.5, nan\]; allowed: numb"),
+        ({"acceptance_by_rank": (0.75, 0.5)}, "acceptance_by_rank of the card is 1.25 together; allowed: up to 1"),
         ({"recipe": {"lr": float("inf")}}, "recipe of the card cannot be written as JSON"),
         ({"data": {"path": Path("x")}}, "data of the card cannot be written as JSON"),
         ({"method": "medusa"}, "method of the card is 'medusa'; allowed: 'eagle3'"),
@@ -278,6 +291,8 @@ RECORDS: list[tuple[Callable[[dict[str, Any]], None], str]] = [
     (_set("flags", "fc_norm", to=1), "outpace.json, flags says fc_norm is 1; allowed: true or false"),
     (_set("taps", "indices", to=[2, "4"]), r"taps says indices is \[2, '4'\]; allowed: a list of whole numbers"),
     (_set("acceptance_by_position", to=[0.5, "x"]), "acceptance_by_position is .* allowed: a list of numbers or null"),
+    (_set("acceptance_by_rank", to=0.5), "acceptance_by_rank is 0.5; allowed: a list of numbers or null"),
+    (_set("acceptance_by_rank", to=[0.9, 0.2]), r"outpace.json: acceptance_by_rank of the card is .* allowed: up to 1"),
     (_set("taps", "convention", to="layers"), "taps.convention of .* is 'layers'; allowed: 'hidden_states'"),
     (_set("method", to="medusa"), "method of .*outpace.json is 'medusa'; allowed: 'eagle3'"),
     (_set("format_version", to=2), "format_version of .*outpace.json is 2; allowed: 1"),

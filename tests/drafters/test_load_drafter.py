@@ -40,7 +40,7 @@ def test_lookup_takes_the_targets_ends() -> None:
 
 @pytest.mark.parametrize("name", ["", "small"])
 def test_a_small_drafter_needs_a_name(name: str, tiny: Transformer) -> None:
-    with pytest.raises(UsageError, match=f"the drafter is {name!r}; allowed: lookup, or the folder or id of a smaller"):
+    with pytest.raises(UsageError, match=f"the drafter is {name!r}; allowed: auto, eagle3, lookup, or the"):
         load_drafter(name, tiny)
 
 

@@ -26,7 +26,7 @@ from outpace.verification.tree import DraftTree
 from toys import Watched, dense_logits, lively, reference, run, seeded_reference
 
 PROMPTS = [(9,), (5, 6, 7), (1, 2, 3, 4, 5, 6, 7)]
-TREES = ["top-k:2", "top-k:3", "top-p:0.8", "sampled:2", "sampled:3"]
+TREES = ["top-k:2", "top-k:3", "top-p:0.8", "sampled:2", "sampled:3", "static:0.5,0.2,0.1"]
 
 
 def fixed(tree: str, depth: int, nodes: int) -> Fixed:
@@ -165,7 +165,7 @@ def test_a_tree_takes_one_forward_a_depth(tiny: Transformer, tiny_draft: Transfo
     state = small.open(1, 40)
     small.admit(state, [[1, 2, 3]], None)
     small.commit(state, [[4]], None)
-    for tree in ("top-k:2", "sampled:2"):
+    for tree in ("top-k:2", "sampled:2", "static:0.5,0.5"):
         watched.scored.clear()
         budget = Budget([3], [14], Branching.parse(tree))
         small.propose(state, budget, [Sampling()], Keys((0,), (0,), (4,), (True,)))
@@ -201,7 +201,7 @@ def test_a_tree_never_outgrows_its_cache(tree: str, tiny: Transformer) -> None:
 
 def test_models_that_score_no_trees_draft_chains() -> None:
     narrow = FunctionTarget(lambda ids: torch.zeros(*ids.shape, 8), 8)
-    assert Small(narrow, narrow).branchings == {"chain", "top-k", "top-p", "sampled"}
+    assert Small(narrow, narrow).branchings == {"chain", "top-k", "top-p", "sampled", "static"}
     narrow.can_tree = False
     assert Small(narrow, narrow).branchings == {"chain"}
 
@@ -251,6 +251,8 @@ def honest() -> Small:
         ("top-k:3", "match"),
         ("top-k:2", None),
         ("top-p:0.8", "traversal"),
+        ("static:0.5,0.3", "tree-rejection"),
+        ("static:0.4,0.3,0.2", None),
     ],
 )
 def test_trees_keep_the_law(tree: str, rule: str | None) -> None:

@@ -90,7 +90,7 @@ def test_logits_in_target_ids() -> None:
     assert in_target_ids(logits, 5).tolist() == [[1.0, 2.0, 3.0, -torch.inf, -torch.inf]]
 
 
-TREES = ["chain", "top-k:3", "top-p:0.95", "sampled:3"]
+TREES = ["chain", "top-k:3", "top-p:0.95", "sampled:3", "static:0.3,0.2,0.2,0.1,0.1,0.1"]
 
 
 def proposals(small: Small, tree: str, sampling: Sampling, rows: int = 300) -> list[int]:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outpace.decoding.stats import Speculation, Tally
-from outpace.evaluation.metrics import Estimate, median, median_ratio, pooled, resampled
+from outpace.evaluation.metrics import Estimate, median, median_ratio, pooled, ratio_of_sums, resampled
 from toys import must_fail
 
 THEIRS = np.array([1.0, 5.0, 20.0, 3.0, 8.0])
@@ -60,6 +60,16 @@ def test_a_single_unit_has_no_width() -> None:
 def test_the_median_and_its_interval() -> None:
     found = median([1.0, 2.0, 3.0, 4.0, 100.0])
     assert found.value == 3.0 and 1.0 <= found.low < 3.0 < found.high <= 100.0
+
+
+def test_a_ratio_of_sums_weighs_units_by_their_size() -> None:
+    """Tokens a turn over texts: a long text counts for more than a short one, unlike in a mean of ratios."""
+    tokens, turns = [30.0, 2.0], [10.0, 2.0]
+    found = ratio_of_sums(tokens, turns)
+    assert found.value == pytest.approx(32 / 12) and found.low == pytest.approx(1.0) and found.high == 3.0
+    with must_fail():  # planted: the mean of ratios
+        assert sum(a / b for a, b in zip(tokens, turns, strict=True)) / 2 == pytest.approx(found.value)
+    assert ratio_of_sums([0.0, 0.0], [0.0, 0.0]) == Estimate(0.0, 0.0, 0.0)
 
 
 @st.composite

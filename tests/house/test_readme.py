@@ -1,4 +1,4 @@
-"""The README is code: its commands exist, its Python runs, and its test command is the one that decides a change."""
+"""Pages are code: their commands exist, their Python runs, and the README's test command decides a change."""
 
 import itertools
 import re
@@ -11,6 +11,7 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 TEST_COMMAND = "pip install -e '.[test]' && pytest"
+PAGES = ("README.md", "docs/training.md")
 REAL = "<!-- real -->"
 """On the line above a fence: the block needs the default model, and runs where that may be pulled."""
 RUN = "import sys; from outpace.cli import main; sys.argv[0] = 'outpace'; main()"
@@ -54,15 +55,17 @@ def readme() -> str:
     return (REPOSITORY / "README.md").read_text("utf-8")
 
 
-def test_every_command_exists(readme: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The verb answers ``--help``, and its help names every option that the README uses."""
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_exists(page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The verb answers ``--help``, and its help names every option that the page uses."""
     from outpace.cli import main
 
-    shown = commands(readme, real=True) + commands(readme, real=False)
-    assert shown, "the README shows no outpace command"
+    text = (REPOSITORY / page).read_text("utf-8")
+    shown = commands(text, real=True) + commands(text, real=False)
+    assert shown, f"{page} shows no outpace command"
     monkeypatch.setenv("COLUMNS", "250")  # no option is cut
     for words in shown:
-        verb = [word for word in words[1:2] if not word.startswith("-")]
+        verb = itertools.takewhile(lambda word: not word.startswith("-"), words[1:])
         monkeypatch.setattr(sys, "argv", ["outpace", *verb, "--help"])
         with pytest.raises(SystemExit) as ended:
             main()
@@ -70,12 +73,14 @@ def test_every_command_exists(readme: str, monkeypatch: pytest.MonkeyPatch, caps
         assert unknown_options(words, capsys.readouterr().out) == [], words
 
 
-def test_python_blocks_run(readme: str) -> None:
+@pytest.mark.parametrize("page", PAGES)
+def test_python_blocks_run(page: str) -> None:
     """Every Python fence compiles; those that need no model run as they stand."""
-    for body in blocks(readme, {"python"}, real=True):
-        compile(body, "README.md", "exec")
-    for body in blocks(readme, {"python"}, real=False):
-        exec(compile(body, "README.md", "exec"), {"__name__": "readme"})
+    text = (REPOSITORY / page).read_text("utf-8")
+    for body in blocks(text, {"python"}, real=True):
+        compile(body, page, "exec")
+    for body in blocks(text, {"python"}, real=False):
+        exec(compile(body, page, "exec"), {"__name__": "page"})
 
 
 @pytest.mark.real

@@ -102,36 +102,37 @@ def test_after_export_and_reload_they_are_the_same(tmp_path: Path) -> None:
 # ---- planted faults --------------------------------------------------------------------------------------------------
 
 
-def one_place_late(*args: Any) -> None:
+def one_place_late(*args: Any) -> list[int]:
     """What is drafted behind a token is read off the next place."""
-    tally, runs, *others = args
-    honest_walk(tally, [*runs[1:], 0], *others)
+    tally, ranks, *others = args
+    return honest_walk(tally, [*ranks[1:], [0] * len(ranks[0])], *others)
 
 
-def no_bonus(*args: Any) -> None:
+def no_bonus(*args: Any) -> list[int]:
     """The next round begins at the rejected token."""
-    tally, runs, new, depth, rooms, _ = args
+    tally, ranks, new, depth, rooms, _ = args
     done = 1
     while done < len(new):
         room = min(depth, rooms[0] - done - 1)
-        matched = min(runs[done - 1], room)
+        matched = [*(rank == 1 for rank in ranks[done - 1][:room]), False].index(False)
         emitted = min(max(matched, 1), len(new) - done)
         tally.add(rule="greedy", lossless=True, drafted=room, depth=room, matched=matched, emitted=emitted)
         done += emitted
+    return []
 
 
-def drafts_over_the_limit(*args: Any) -> None:
-    tally, runs, new, depth, _, eos = args
-    honest_walk(tally, runs, new, depth, (10**6, 10**6), eos)
+def drafts_over_the_limit(*args: Any) -> list[int]:
+    tally, ranks, new, depth, _, eos = args
+    return honest_walk(tally, ranks, new, depth, (10**6, 10**6), eos)
 
 
-def every_match_counts(head: Any, batch: Any, teacher: Any, depth: int) -> list[list[int]]:
+def every_match_counts(head: Any, batch: Any, teacher: Any, depth: int) -> list[list[list[int]]]:
     """Matches behind a mismatch count too: accuracy, not acceptance."""
-    honest = honest_runs(head, batch, teacher, depth)
-    return [[min(depth, run + 1) for run in runs] for runs in honest]
+    honest = honest_ranks(head, batch, teacher, depth)
+    return [[[1] * steps.count(1) + [0] * (depth - steps.count(1)) for steps in text] for text in honest]
 
 
-honest_walk, honest_runs = rounds._walk, rounds._runs
+honest_walk, honest_ranks = rounds._walk, rounds._ranks
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,7 @@ honest_walk, honest_runs = rounds._walk, rounds._runs
         ("_walk", one_place_late),
         ("_walk", no_bonus),
         ("_walk", drafts_over_the_limit),
-        ("_runs", every_match_counts),
+        ("_ranks", every_match_counts),
     ],
 )
 def test_planted_faults(name: str, fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,10 +18,11 @@ from rich.console import Console
 from rich.table import Table
 
 from outpace.cli.generate import Lane, Model, Planned, Trust
-from outpace.cli.pair import Models, chosen, draft_tokens, passed_over
+from outpace.cli.pair import DRAFTERS, Models, chosen, draft_tokens, passed_over
 from outpace.cli.pull import progress_bar
 from outpace.decoding.options import check
 from outpace.decoding.plan import NONE, Choice, PlanOptions
+from outpace.drafters.budget import TREES
 from outpace.drafters.drafter import Drafter
 from outpace.errors import UsageError
 from outpace.evaluation.benchmark import Protocol, Setting, grouped, measure
@@ -45,16 +46,14 @@ HOW = (
     "median tokens per second with 95 % intervals of a paired bootstrap"
 )
 
-Guesser = Annotated[
-    str | None, typer.Option(help="Who drafts: lookup (the default), or a smaller model of the same family.")
-]
+Guesser = Annotated[str | None, typer.Option(help=f"Who drafts: {DRAFTERS}.")]
 Counts = Annotated[
     list[str] | None,
     typer.Option(metavar="N|auto", help="Drafts a turn: a number, or auto, the default; may be repeated."),
 ]
 Shapes = Annotated[
     list[str] | None,
-    typer.Option(metavar="SHAPE", help="How drafts branch: chain, top-k:K, top-p:P or sampled:K; may be repeated."),
+    typer.Option(metavar="SHAPE", help=f"How drafts branch: {TREES}; may be repeated."),
 ]
 Heats = Annotated[
     list[float] | None, typer.Option(metavar="NUMBER", help="0, the default, is greedy; may be repeated.")
@@ -99,7 +98,7 @@ def bench(
     """
     given = {"draft": draft, "num-draft-tokens": num_draft_tokens, "tree": tree, "depth": depth, "rule": rule}
     choice, planned = (None, None) if plan is None else chosen(plan, given, category, concurrency)
-    guesser = draft or "lookup" if choice is None else choice.drafter
+    guesser = draft if choice is None else choice.drafter
     if probe is not None:
         _refuse(num_draft_tokens=num_draft_tokens, tree=tree, depth=depth, rule=rule, budget=budget, repeats=repeats)
         _refuse(plan=plan, temperature=temperature, concurrency=None if concurrency == 1 else concurrency)

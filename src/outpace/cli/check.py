@@ -15,9 +15,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from outpace.cli.generate import Lane, Model, Trust
-from outpace.cli.pair import Models
+from outpace.cli.pair import DRAFTERS, Models
 from outpace.cli.pull import progress_bar
-from outpace.drafters.budget import Branching
+from outpace.drafters.budget import TREES, Branching
 from outpace.evaluation.exactness import check_options, check_pair
 from outpace.evaluation.pair import Report
 from outpace.models import weights
@@ -29,13 +29,13 @@ LEGIBLE = 20  # columns below which details are left out
 
 def check(
     target: Model = weights.DEFAULT,
-    draft: Annotated[str, typer.Option(help="Who drafts: lookup, or a smaller model of the same family.")] = "lookup",
+    draft: Annotated[str | None, typer.Option(help=f"Who drafts: {DRAFTERS}.")] = None,
     dtype: Annotated[str, typer.Option(help="auto (bf16 where it is native), bf16, fp32 or fp64.")] = "auto",
     device: Annotated[str, typer.Option(help="Where to compute; others than cpu are refused.")] = "cpu",
     lane: Lane = "auto",
     trust_remote_code: Trust = False,
     num_draft_tokens: Annotated[int, typer.Option(help="Drafts a turn, 1 or more.")] = 4,
-    tree: Annotated[str, typer.Option(help="How drafts branch: chain, top-k:K, top-p:P or sampled:K.")] = "chain",
+    tree: Annotated[str, typer.Option(help=f"How drafts branch: {TREES}.")] = "chain",
     rule: Annotated[str | None, typer.Option(help="An acceptance rule by name; the best that fits by default.")] = None,
     temperature: Annotated[
         list[float] | None,

@@ -16,13 +16,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from outpace.cli.pair import Models, chosen, passed_over
+from outpace.cli.pair import DRAFTERS, Models, chosen, passed_over
 from outpace.cli.pull import progress_bar
 from outpace.decoding.generate import Piece, Result, stream
 from outpace.decoding.jobs import BATCH_SIZE, Outcome, answer, as_record, record
 from outpace.decoding.options import Options, check, costs_of
 from outpace.decoding.plan import NONE, Plan
 from outpace.decoding.prompts import Entry, in_category, read_prompts
+from outpace.drafters.budget import TREES
 from outpace.drafters.drafter import Drafter
 from outpace.errors import UsageError
 from outpace.models import weights
@@ -34,15 +35,11 @@ DRAFTED = "green"
 # Flags whose help does not fit a line of the signature.
 Spoken = Annotated[str | None, typer.Argument(help="What to say to the model; - reads it from standard input.")]
 Model = Annotated[str, typer.Option(help="The model: a folder, a Hugging Face id, or the default.")]
-Guesser = Annotated[
-    str | None, typer.Option(help="lookup (the default), none (plain decoding), or a smaller model of the family.")
-]
+Guesser = Annotated[str | None, typer.Option(help=f"Who drafts: {DRAFTERS}; or none, which decodes plainly.")]
 Lane = Annotated[str, typer.Option(help="auto, fast (our own forward) or hosted (the model of transformers).")]
 Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python files that came with the weights.")]
 Drafts = Annotated[str | None, typer.Option(metavar="N|auto", help="Drafts a turn: a number, or auto, the default.")]
-Tree = Annotated[
-    str | None, typer.Option(metavar="SHAPE", help="How drafts branch: chain, top-k:K, top-p:P or sampled:K.")
-]
+Tree = Annotated[str | None, typer.Option(metavar="SHAPE", help=f"How drafts branch: {TREES}.")]
 Planned = Annotated[Path | None, typer.Option(help="A plan (TOML) that says who drafts, how much and how.")]
 Depth = Annotated[int | None, typer.Option(help="The longest path of a tree; as its nodes allow by default.")]
 Repetition = Annotated[

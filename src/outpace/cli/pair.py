@@ -10,11 +10,17 @@ from typing import Any, Literal
 
 from outpace.decoding.plan import ALL, NONE, Choice, Plan
 from outpace.drafters.drafter import Drafter
-from outpace.drafters.load import load_drafter
+from outpace.drafters.load import AUTO, load_drafter
 from outpace.errors import UsageError
 from outpace.models.load import load_target
 from outpace.models.staging import Progress
 from outpace.models.target import Target
+
+DRAFTERS = (
+    "by default the head that comes with outpace for this target, else lookup; eagle3 names that head; or lookup, or "
+    "the folder or id of a head or of a smaller model"
+)
+"""What may draft, in the words of every verb's help."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +47,11 @@ class Models:
             plan.require(target)
         return target
 
-    def guesser(self, name: str, target: Target) -> Drafter:
-        """The drafter; Raises: as for ``load_drafter``."""
-        return load_drafter(name, target, dtype=self.dtype, trust_remote_code=self.trust_remote_code)
+    def guesser(self, name: str | None, target: Target) -> Drafter:
+        """The drafter of this name, or the one that drafts where none was named; Raises: as for ``load_drafter``."""
+        return load_drafter(
+            AUTO if name is None else name, target, dtype=self.dtype, trust_remote_code=self.trust_remote_code
+        )
 
 
 def chosen(
@@ -95,7 +103,8 @@ def draft_tokens(given: str | None) -> int | Literal["auto"]:
 
 
 def _said(given: Mapping[str, Any]) -> Choice:
-    drafter, number = given["draft"] or "lookup", draft_tokens(given["num-draft-tokens"])
+    drafter = AUTO if given["draft"] is None else given["draft"]
+    number = draft_tokens(given["num-draft-tokens"])
     if drafter == NONE:
         shapes = {name: given[name] for name in ("num-draft-tokens", "tree", "depth")}
         wrong = [name for name, value in shapes.items() if value is not None and value != "0"]

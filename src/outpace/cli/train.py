@@ -5,33 +5,46 @@ Knows nothing of training; parses, calls, prints.
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 
 from outpace.cli.pull import progress_bar
+from outpace.errors import UsageError
 from outpace.models.load import load_target
+from outpace.models.staging import silent
 
 FORMAT_VERSION = 1
+
+# Flags whose help does not fit a line of the signature.
+Files = Annotated[
+    list[Path] | None,
+    typer.Option(help="Answers or prompts (JSON lines) in place of the recipe's data; may be repeated."),
+]
+Recorded = Annotated[Path | None, typer.Option(help="Where recorded features lie; several trainings share it.")]
+Planned = Annotated[bool, typer.Option("--plan", help="Measure a step, say what all would take, and write nothing.")]
+Shown = Annotated[Path | None, typer.Option(metavar="DIR", help="Show the log in TensorBoard too, from this folder.")]
 
 
 def eagle3(
     recipe: Annotated[Path, typer.Option(help="What to do: a TOML file, such as those in recipes/.")],
     out: Annotated[Path, typer.Option(help="The folder of the drafter; what is made on the way lies beside it.")],
     target: Annotated[str | None, typer.Option(help="Another target than the recipe's.")] = None,
-    data: Annotated[
-        list[Path] | None,
-        typer.Option(help="Answers or prompts (JSON lines) in place of the recipe's data; may be repeated."),
-    ] = None,
-    features: Annotated[
-        Path | None, typer.Option(help="Where recorded features lie; several trainings share it.")
-    ] = None,
+    data: Files = None,
+    features: Recorded = None,
+    plan: Planned = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a training that was interrupted.")] = False,
+    tensorboard: Shown = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
     """Train an EAGLE-3 head for a target.
@@ -39,28 +52,127 @@ def eagle3(
     Data is read, or made up and answered by the target; its features are recorded; the head is trained and written
     with its card. Interrupted, it finishes its step and keeps it: go on with --resume.
 
-    Example: outpace train eagle3 --recipe recipes/eagle3-smollm2.toml --out my-drafter
+    Example: outpace train eagle3 --recipe recipes/eagle3-smollm2.toml --out head
     """
-    from outpace.training.course import prepare, run  # accelerate takes seconds to import
+    require_room, processes = _doors()
+    chosen = _recipe(recipe, target, data)
+    work = out.resolve().with_name(f"{out.resolve().name}.training")
+    recorded = features or work / "features"
+    require_room(out, work, resume or plan)
+    everyone = processes()
+    if plan and not everyone.is_main_process:
+        return
+    with _notices():
+        if plan:
+            found = _forecast(chosen, work, recorded, everyone)
+        else:
+            found = _trained(chosen, out, work, recorded, everyone, resume, tensorboard)
+    if not everyone.is_main_process:
+        return
+    if json_output:
+        sys.stdout.write(json.dumps({"format_version": FORMAT_VERSION, **found}, indent=2) + "\n")
+    elif plan:
+        Console(highlight=False).print(table(found))
+    else:
+        measured = "" if found["tau"] is None else f"; on prompts that were held out its tau is {found['tau']:.2f}"
+        typer.echo(f"{out}: trained in {found['steps']} steps{measured}")
+
+
+def _doors() -> tuple[Any, Any]:
+    """What checks the place of a training, and what knows its processes; it takes seconds to import them."""
+    try:
+        from outpace.training.course import require_room
+        from outpace.training.processes import processes
+    except ModuleNotFoundError as error:
+        if error.name != "accelerate":
+            raise
+        raise UsageError(
+            "training needs accelerate, which is not installed", hint="pip install 'outpace[train]'"
+        ) from error
+    return require_room, processes
+
+
+def _recipe(path: Path, target: str | None, data: list[Path] | None) -> Any:
+    """The recipe, with what the flags say in place of its own."""
     from outpace.training.gather import is_answered
     from outpace.training.recipe import Recipe
 
-    chosen = Recipe.read(recipe)
+    chosen = Recipe.read(path)
     if data:
-        answered = tuple(str(path) for path in data if is_answered(path))
-        asked = tuple(str(path) for path in data if str(path) not in answered)
+        answered = tuple(str(file) for file in data if is_answered(file))
+        asked = tuple(str(file) for file in data if str(file) not in answered)
         chosen = chosen.with_changes("data", answers=answered, prompts=asked, invent=0)
-    work = out.with_name(f"{out.name}.training")
-    with progress_bar() as progress:
-        model = load_target(target or chosen.target, dtype=chosen.dtype, progress=progress)
-        course = prepare(chosen, model, work, features or work / "features", progress)
-    with _bar() as watch:
-        trained, _ = run(course, chosen, out, work, resume=resume, watch=watch)
-    document = {"format_version": FORMAT_VERSION, "path": str(out.absolute()), "steps": trained.place.step}
-    if json_output:
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
-    else:
-        typer.echo(f"{out}: trained in {trained.place.step} steps")
+    return chosen if target is None else replace(chosen, target=target)
+
+
+def _forecast(recipe: Any, work: Path, features: Path, everyone: Any) -> dict[str, Any]:
+    from outpace.training.forecast import forecast
+
+    with _progress(everyone) as progress:
+        model = load_target(recipe.target, dtype=recipe.dtype, progress=progress)
+        found = forecast(recipe, model, work, features, progress, everyone)
+    return {"target": recipe.target, **asdict(found)}
+
+
+def _trained(
+    recipe: Any, out: Path, work: Path, features: Path, everyone: Any, resume: bool, tensorboard: Path | None
+) -> dict[str, Any]:
+    from outpace.training.board import Board
+    from outpace.training.course import prepare, run
+    from outpace.training.ledger import LOG
+
+    board = None if tensorboard is None else Board(tensorboard, work / LOG)
+    try:
+        with _progress(everyone) as progress:
+            model = load_target(recipe.target, dtype=recipe.dtype, progress=progress)
+            course = prepare(recipe, model, work, features, progress, everyone)
+        with _watched(everyone, board) as watch:
+            trained, card = run(course, recipe, out, work, resume=resume, accelerator=everyone, watch=watch)
+    except KeyboardInterrupt:
+        if everyone.is_main_process:
+            typer.echo(f"outpace: what was done is kept in {work}; go on with --resume", err=True)
+        raise
+    everyone.wait_for_everyone()
+    everyone.end_training()
+    return {
+        "path": str(out.absolute()),
+        "target": recipe.target,
+        "steps": trained.place.step,
+        "tau": card.tau,
+        "acceptance_by_position": card.acceptance_by_position,
+    }
+
+
+# ---- what is seen on the way -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _notices() -> Iterator[None]:
+    """Each warning as a line on stderr."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: typer.echo(f"outpace: {message}", err=True)
+        yield
+
+
+def _progress(everyone: Any) -> Any:
+    """The bar of the first process; the others work in silence."""
+    return progress_bar() if everyone.is_main_process else nullcontext(silent)
+
+
+@contextmanager
+def _watched(everyone: Any, board: Any) -> Iterator[Any]:
+    """Who is told of every step: a bar and a board in the first process, and nobody in the others."""
+    if not everyone.is_main_process:
+        yield None
+        return
+    with _bar() as show, nullcontext() if board is None else closing(board):
+
+        def watch(report: Any) -> None:
+            show(report)
+            if board is not None:
+                board(report)
+
+        yield watch
 
 
 @contextmanager
@@ -92,3 +204,47 @@ def _bar() -> Iterator[Any]:
                 )
 
         yield show
+
+
+# ---- what is said at the end -----------------------------------------------------------------------------------------
+
+
+def table(found: Mapping[str, Any]) -> Table:
+    """A forecast for people; all of it stands in the document of ``--json``."""
+    given = {name: f"{value:,}" if isinstance(value, int) else value for name, value in found.items()}
+    coming = found["to_answer"] > 0
+    most = "at most " if coming else ""
+    shares = "" if found["processes"] == 1 else f" in each of {found['processes']} processes"
+    memory = "not told by this system" if found["memory_bytes"] is None else _size(found["memory_bytes"])
+    on_device = f", {_size(found['device_bytes'])} on {found['device']}" if found["device_bytes"] else ""
+    times = {"answers": found["answering_s"], "features": found["recording_s"], "steps": found["training_s"]}
+    lines = {
+        "prompts": f"{given['to_invent']} to invent, {given['to_answer']} to answer" if coming else "none to answer",
+        "samples": f"{most}{given['samples']}, {given['held_out']} of them held out; {given['left_out']} left out",
+        "tokens": f"{most}{given['tokens']}, {given['answer_tokens']} of them answers'",
+        "head": f"{given['parameters']} weights",
+        "steps": f"{most}{given['steps']}, {found['step_s']:.2f} s each on {found['device']}{shares}",
+        "disk": f"{_size(found['missing_bytes'])} of {_size(found['feature_bytes'])} for features still to write, "
+        f"{_size(found['checkpoint_bytes'])} for checkpoints; {_size(found['free_bytes'])} are free",
+        "memory": memory + on_device,
+        "time": f"{most}{_span(sum(times.values()))}: "
+        + ", ".join(f"{name} {_span(seconds)}" for name, seconds in times.items()),
+    }
+    shown = Table(title=escape(f"an EAGLE-3 head for {found['target']}"), title_justify="left", box=box.SIMPLE)
+    shown.show_header = False
+    shown.add_column(no_wrap=True)
+    shown.add_column()
+    for name, words in lines.items():
+        shown.add_row(name, escape(words))
+    return shown
+
+
+def _size(number: int) -> str:
+    return f"{number / 1e9:.1f} GB" if number >= 1e8 else f"{number / 1e6:.1f} MB"
+
+
+def _span(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min" if seconds >= 100 else f"{seconds:.0f} s"

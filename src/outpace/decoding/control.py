@@ -20,7 +20,7 @@ from typing import Protocol, runtime_checkable
 from outpace.decoding.acceptance import Record, outcomes
 from outpace.decoding.costs import CostTable
 from outpace.decoding.turn import Turn
-from outpace.drafters.budget import CHAIN, Branching, Budget
+from outpace.drafters.budget import CHAIN, RANKS, Branching, Budget
 from outpace.errors import UsageError
 from outpace.verification.expectation import TurnCosts, best_tree
 
@@ -189,7 +189,8 @@ class Adaptive:
         self.branching = branching
         self.max_depth, self.max_nodes = _bounds(branching, max_depth, max_nodes)
         self._costs = costs
-        self._ranks = {"chain": 1, "top-p": _TOP_P_RANKS}.get(branching.kind, int(branching.width))
+        static = len(branching.rates) or RANKS
+        self._ranks = {"chain": 1, "top-p": _TOP_P_RANKS, "static": static}.get(branching.kind, int(branching.width))
         self._pool = self._record()
         self._rows: list[Record] = []
         self._views: dict[tuple[int, int], _View] = {}

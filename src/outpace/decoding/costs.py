@@ -24,6 +24,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from outpace.decoding.stopwatch import FEWEST, Bench, Filler, medians
+from outpace.drafters.budget import CHAIN, Branching
 from outpace.drafters.drafter import Drafter
 from outpace.errors import UsageError
 from outpace.models.staging import Progress, cache_root, silent
@@ -125,6 +126,7 @@ class Conditions:
         rows: the most rows a sequence, the root and the nodes, 1 or more; rounded up to a size that is measured.
         sampling: the law that turns are judged by.
         seeded: whether they are judged by the coupling.
+        branching: how drafts branch. A tree is timed with as many nodes as there may be: smaller ones cost no more.
 
     Raises:
         UsageError: batch or rows below 1.
@@ -134,6 +136,7 @@ class Conditions:
     rows: int = 9
     sampling: Sampling = field(default_factory=Sampling)
     seeded: bool = False
+    branching: Branching = CHAIN
 
     def __post_init__(self) -> None:
         for name in ("batch", "rows"):
@@ -234,8 +237,10 @@ def measure(
         spread = max(spread, apart)
         verify = dict(zip(sizes, rising([times[size] for size in sizes]), strict=True))
         if first is None:
-            bench = None if drafter is None else Bench(target, drafter, count, context, sizes[-1], *law)
-            turn, step = (0.0, 0.0) if bench is None else _draft_costs(bench, sizes[-1] - 1, until + share)
+            turn, step = 0.0, 0.0
+            if drafter is not None:
+                bench = Bench(target, drafter, count, context, sizes[-1], *law, conditions.branching)
+                turn, step = _draft_costs(bench, sizes[-1] - 1, until + share)
         else:
             turn, step = first.draft_turn, first.draft_step
         cells[count, context] = TurnCosts(verify, step, turn)
@@ -279,6 +284,7 @@ def _key(target: Target, drafter: Drafter | None, conditions: Conditions) -> dic
         "drafter": None if drafter is None else drafter.name,
         "batch": conditions.batch,
         "rows": conditions.rows,
+        "tree": str(conditions.branching),
         "law": "-".join(kinds),
         **_machine(target),
     }

@@ -20,7 +20,7 @@ from outpace.decoding.processors import Processor, check_branching
 from outpace.decoding.stats import Speculation, Tally, Timing, timing
 from outpace.decoding.turn import Batch, Turn, first_turn, take_turn
 from outpace.drafters.budget import CHAIN, Branching
-from outpace.drafters.drafter import Drafter
+from outpace.drafters.drafter import Drafter, rates_of
 from outpace.errors import NumericsError, UnsupportedError, UsageError
 from outpace.models.target import Target
 from outpace.verification.probabilities import Sampling
@@ -335,6 +335,8 @@ def _check_drafts(
             f"tree is {branching}, and the drafter {drafter.name!r} cannot draft that; "
             f"allowed: {', '.join(sorted(drafter.branchings))}"
         )
+    if branching.kind == "static":
+        rates_of(branching, drafter)  # refuses where there are none
     if branching.is_chain:
         return
     if not target.can_tree:

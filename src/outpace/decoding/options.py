@@ -33,7 +33,8 @@ class Options(TypedDict, total=False):
         max_new_tokens: 256 by default; None goes on to the end of the context.
         num_draft_tokens: drafted tokens a turn, the nodes of a tree; 0 decodes plainly. ``"auto"``, the default,
             chooses for every turn by measured costs and by what was accepted so far, 0 included.
-        tree: how drafts branch: ``chain``, the default, ``top-k:K``, ``top-p:P`` or ``sampled:K``, see ``Branching``.
+        tree: how drafts branch: ``chain``, the default, ``top-k:K``, ``top-p:P``, ``sampled:K``, ``dynamic``,
+            ``static`` or ``static:RATES``, see ``Branching``.
         depth: the longest path of a tree; as deep as its nodes allow, up to 8, by default.
         rule: a named acceptance rule in place of the best one that fits.
         stop: strings that end the text; the text is cut before them.
@@ -201,6 +202,7 @@ def costs_of(
         rows=1 + _most(options)[1],
         sampling=sampling_of(options),
         seeded=options.get("seed") is not None and options.get("rule") is None,
+        branching=Branching.parse(options.get("tree", "chain")),
     )
     return cost_table(target, drafter, conditions, progress=progress)
 

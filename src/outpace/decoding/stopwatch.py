@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from outpace.decoding.turn import Batch, Turn, first_turn, take_turn
-from outpace.drafters.budget import Budget, Kind
+from outpace.drafters.budget import CHAIN, Branching, Budget, Kind
 from outpace.drafters.drafter import Drafter, DraftState, Features, Proposal, chains
 from outpace.models.target import Tap, Target
 from outpace.verification.coins import Keys
@@ -51,8 +51,17 @@ class Bench:
     """A batch of equal texts whose turns can be taken again and again: the target forgets each of them."""
 
     def __init__(
-        self, target: Target, drafter: Drafter, count: int, context: int, rows: int, sampling: Sampling, seeded: bool
+        self,
+        target: Target,
+        drafter: Drafter,
+        count: int,
+        context: int,
+        rows: int,
+        sampling: Sampling,
+        seeded: bool,
+        branching: Branching = CHAIN,
     ) -> None:
+        self.branching, self.nodes = branching, rows - 1
         self.batch = Batch(
             target=target,
             state=target.open(count, context + 1 + rows),
@@ -70,7 +79,9 @@ class Bench:
         self.lengths = list(self.batch.state.lengths)
 
     def _turn(self, depth: int) -> Turn:
-        turn = take_turn(self.batch, Budget.chain([depth] * len(self.lengths)))
+        nodes = depth if self.branching.is_chain else max(depth, self.nodes)
+        budget = Budget([depth] * len(self.lengths), [nodes] * len(self.lengths), self.branching)
+        turn = take_turn(self.batch, budget)
         self.batch.target.rewind(self.batch.state, self.lengths)
         for text, length in zip(self.batch.texts, self.lengths, strict=True):
             del text[length + 1 :]
@@ -82,7 +93,7 @@ class Bench:
         return (turn.total_s - turn.draft_s) * 1e3
 
     def draft_ms(self, depth: int) -> float:
-        """The drafting of one turn."""
+        """The drafting of one turn; of a tree, with as many nodes as there may be rows."""
         return self._turn(depth).draft_s * 1e3
 
 

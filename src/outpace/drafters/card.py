@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from outpace.drafters.budget import SLACK
 from outpace.drafters.head import Head, HeadShape
 from outpace.drafters.layouts import IDS, read_layout
 from outpace.drafters.stored import FLAGS, dtype_of, flags_of, rope, settings, tensors_of, write_folder
@@ -29,6 +30,13 @@ METHOD = "eagle3"
 CONVENTION = "hidden_states"
 """What an index of a tap means: 0 is the embeddings, k the output of layer k."""
 FILE = "outpace.json"
+BESIDE = ("log.jsonl", "recipe.toml", "training.png")
+"""What a training leaves beside a card; no reader needs it."""
+OURS = ("model.safetensors", "config.json", FILE, *BESIDE)
+"""What may stand where a card is written, and is replaced."""
+RATES = ("acceptance_by_position", "acceptance_by_rank")
+NEWER: Mapping[str, Any] = {"acceptance_by_rank": None}
+"""What cards may lack that were written before it was measured."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,8 @@ class Card:
         steps: of the optimiser.
         acceptance_by_position: of chains, each on the condition that those before were accepted; None if not measured.
         tau: tokens emitted per forward of the target; None if not measured.
+        acceptance_by_rank: of the positions that chains decided, the share at which the token of rank 1, 2, ... was the
+            target's own; None if not measured.
         created: time in UTC, ISO 8601.
         versions: of what made it, by package.
         method: ``eagle3``.
@@ -113,6 +123,7 @@ class Card:
     tau: float | None
     created: str
     versions: Mapping[str, str]
+    acceptance_by_rank: tuple[float, ...] | None = None
     method: str = METHOD
     format_version: int = FORMAT_VERSION
 
@@ -133,9 +144,12 @@ class Card:
             raise UsageError(
                 f"taps of the card are {list(self.taps)}; allowed: 0 to {self.target.layers}, the layers of the target"
             )
-        rates = self.acceptance_by_position or ()
-        if not all(0 <= rate <= 1 for rate in rates):
-            raise UsageError(f"acceptance_by_position of the card is {list(rates)}; allowed: numbers from 0 to 1")
+        for name in RATES:
+            rates = getattr(self, name) or ()
+            if not all(0 <= rate <= 1 for rate in rates):
+                raise UsageError(f"{name} of the card is {list(rates)}; allowed: numbers from 0 to 1")
+        if (whole := sum(self.acceptance_by_rank or ())) > 1 + SLACK:
+            raise UsageError(f"acceptance_by_rank of the card is {whole} together; allowed: up to 1")
         if self.tau is not None and not (math.isfinite(self.tau) and self.tau >= 1):
             raise UsageError(f"tau of the card is {self.tau}; allowed: 1 or more")
         for name in ("data", "recipe", "versions"):
@@ -155,6 +169,7 @@ class Card:
         data: Mapping[str, Any],
         recipe: Mapping[str, Any],
         acceptance_by_position: tuple[float, ...] | None = None,
+        acceptance_by_rank: tuple[float, ...] | None = None,
         tau: float | None = None,
     ) -> "Card":
         """The card of a head that was trained for a target, made now.
@@ -173,6 +188,7 @@ class Card:
             recipe=recipe,
             steps=steps,
             acceptance_by_position=acceptance_by_position,
+            acceptance_by_rank=acceptance_by_rank,
             tau=tau,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             versions={"outpace": version("outpace"), "torch": torch.__version__, "python": platform.python_version()},
@@ -200,13 +216,21 @@ def engine_config(shape: HeadShape, dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
-def write_card(folder: Path, head: Head, card: Card, *, dtype: torch.dtype = torch.bfloat16) -> None:
+def write_card(
+    folder: Path,
+    head: Head,
+    card: Card,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    beside: Mapping[str, Path] | None = None,
+) -> None:
     """Write a drafter to ``folder``, whole or not at all; a card that stood there is replaced.
 
     Args:
         head: its floating weights are rounded to ``dtype``.
         card: must agree with the head.
         dtype: bf16, fp16 or fp32.
+        beside: what of ``BESIDE`` is copied into the folder, by name.
 
     Raises:
         UsageError: the card says another thing than the head, or the folder holds something else than a card.
@@ -215,7 +239,7 @@ def write_card(folder: Path, head: Head, card: Card, *, dtype: torch.dtype = tor
     """
     _require_agreement(card, head.shape, UsageError, "the card")
     documents = {"config.json": engine_config(head.shape, dtype), FILE: _document(card)}
-    write_folder(folder, tensors_of(head, dtype), documents, over=True)
+    write_folder(folder, tensors_of(head, dtype), documents, copies=beside, over=OURS)
 
 
 def _document(card: Card) -> dict[str, Any]:
@@ -276,7 +300,7 @@ def read_record(folder: Path) -> Card:
     Raises:
         WeightsError, UnsupportedError: as for ``read_card``.
     """
-    said, file = read_config(folder, FILE), str(folder / FILE)
+    said, file = {**NEWER, **read_config(folder, FILE)}, str(folder / FILE)
     for name, only in (("format_version", FORMAT_VERSION), ("method", METHOD)):  # of another, keys mean other things
         if said.get(name, only) != only:
             raise UnsupportedError(
@@ -287,11 +311,10 @@ def read_record(folder: Path) -> Card:
         _check_keys(said[name], kinds, f"{file}, {name}")
     if (convention := said["taps"]["convention"]) != CONVENTION:
         raise UnsupportedError(f"taps.convention of {file} is {convention!r}; allowed: {CONVENTION!r}")
-    rates = said["acceptance_by_position"]
     parts = {
         "target": TargetRecord(**said["target"]),
         "taps": tuple(said["taps"]["indices"]),
-        "acceptance_by_position": None if rates is None else tuple(map(float, rates)),
+        **{name: None if said[name] is None else tuple(map(float, said[name])) for name in RATES},
     }
     try:
         return Card(**(said | parts))
@@ -313,6 +336,7 @@ _CARD = {
     "recipe": _OBJECT,
     "steps": _WHOLE,
     "acceptance_by_position": _NUMBERS,
+    "acceptance_by_rank": _NUMBERS,
     "tau": _NUMBER,
     "created": _STRING,
     "versions": _OBJECT,

@@ -3,14 +3,17 @@
 Knows nothing of verdicts' mathematics: it is told what was kept and guesses again.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from outpace.drafters.budget import Budget, Kind
+from outpace.drafters.budget import EXAMPLE, Branching, Budget, Kind
+from outpace.errors import UsageError
 from outpace.models.target import Tap, padded
 from outpace.verification.coins import Keys
 from outpace.verification.matching import candidates, race
@@ -86,6 +89,40 @@ class Drafter(Protocol):
     def select(self, state: DraftState, rows: list[int]) -> None:
         """Keep only these batch rows, in this order."""
         ...
+
+
+@runtime_checkable
+class Rated(Protocol):
+    """A drafter of which it was measured how often its child of each rank is the right one."""
+
+    rates: tuple[float, ...]
+    """Above 0 and never rising; none where nobody measured it."""
+
+
+def own_rates(drafter: object) -> tuple[float, ...]:
+    """The rates that were measured of a drafter, if any were."""
+    return drafter.rates if isinstance(drafter, Rated) else ()
+
+
+def rates_of(branching: Branching, drafter: Drafter) -> tuple[float, ...]:
+    """The rates that a static tree is made for: those that it names, else the drafter's own.
+
+    Raises:
+        UsageError: there are neither.
+    """
+    rates = branching.rates or own_rates(drafter)
+    if not rates:
+        raise UsageError(
+            f"tree is {branching}, and no acceptance by rank is known of the drafter {drafter.name!r}; allowed: rates "
+            f"of your own, such as {EXAMPLE}",
+            hint="the card of a head that outpace trained has them; dynamic needs none",
+        )
+    return rates
+
+
+def falling(shares: Iterable[float]) -> tuple[float, ...]:
+    """Shares by rank, as they were counted, as rates: never rising, and without those that are 0."""
+    return tuple(rate for rate in accumulate(shares, min) if rate > 0)
 
 
 def chains(drafts: list[list[int]]) -> DraftTree:

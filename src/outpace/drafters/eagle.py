@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from outpace.drafters.budget import KINDS, Budget, Kind
-from outpace.drafters.drafter import DraftState, Features, Proposal, chains, pick
-from outpace.drafters.growth import ranked_tree, sampled_tree
+from outpace.drafters.drafter import DraftState, Features, Proposal, chains, falling, pick, rates_of
+from outpace.drafters.growth import ranked_tree, sampled_tree, shaped_tree
 from outpace.drafters.head import Head
 from outpace.drafters.levels import Levels
 from outpace.drafters.walk import Walker
@@ -57,6 +57,7 @@ class Eagle:
     * A chain is drawn from the head's own warped law, or is its argmax when greedy.
     * ``top-k`` and ``top-p`` trees hold its most probable children, see ``growth.ranked_tree``.
     * A ``sampled`` tree is drawn without replacement, see ``growth.sampled_tree``.
+    * A ``static`` tree has its shape by its rates, or by the head's own, see ``growth.shaped_tree``.
 
     Every depth takes one pass over what is new in it.
 
@@ -66,13 +67,14 @@ class Eagle:
         dtype: of the head's matrices and cache; None takes the target's.
         packed: pack CPU weights; None measures whether that pays.
         name: what statistics call it.
+        rates: acceptance by rank as it was measured, none where nobody did.
 
     Raises:
         UsageError: the head was made for another vocabulary, width or depth than the target's, or the target shows no
             features.
         WeightsError: the target shows no embeddings, or the head's map of ids does not rise within the vocabulary.
 
-    Source: EAGLE-3 (Li et al., arXiv 2503.01840); trees: EAGLE-2 (arXiv 2406.16858).
+    Source: EAGLE-3 (Li et al., arXiv 2503.01840); trees: EAGLE-2 (arXiv 2406.16858), Sequoia (arXiv 2402.12374).
     """
 
     taps: tuple[Tap, ...]
@@ -86,8 +88,9 @@ class Eagle:
         dtype: torch.dtype | None = None,
         packed: bool | None = None,
         name: str = "eagle3",
+        rates: tuple[float, ...] = (),
     ) -> None:
-        self.name, self.taps = name, head.shape.taps
+        self.name, self.taps, self.rates = name, head.shape.taps, falling(rates)
         _require_fit(head, target, name)
         own = head.embed_tokens
         dtype = target.dtype if dtype is None else dtype
@@ -132,6 +135,8 @@ class Eagle:
         within, look = replace(budget, depths=rooms, nodes=nodes), Levels(self.walker, own.cache, out, self._target_ids)
         if budget.branching.kind == "sampled":
             drawn = sampled_tree(look, within, sampling, keys, self._ends())
+        elif budget.branching.kind == "static":
+            drawn = shaped_tree(look, within, rates_of(budget.branching, self), self._ends())
         else:
             drawn = ranked_tree(look, within, sampling, self._ends())
         own.cache = look.cache

@@ -261,7 +261,65 @@ def _draw(
     return tokens, drawn
 
 
-# ---- both ----------------------------------------------------------------------------------------------------------
+# ---- children by rank in a shape that stands -----------------------------------------------------------------------
+
+
+def shaped_tree(look: Look, budget: Budget, rates: tuple[float, ...], ends: frozenset[int]) -> Proposal:
+    """Deterministic children in the best static tree for these rates: the place of rank r has the draft's r-th best.
+
+    The shape of a row depends on its budget alone. Left out of it are the children of an end-of-text token and of a row
+    that is no law, and ranks that the vocabulary has no token for. Ranks are those of the raw logits: no warp would
+    change them, so no law is computed.
+
+    Args:
+        look: asked once a depth, first for the root alone.
+        budget: at least one row may draft.
+        rates: how often the child of each rank is the right one; above 0 and never rising, at least one.
+        ends: tokens that get no children.
+
+    Returns:
+        A proposal without laws; its logits are right for every row that has children and for those before it.
+
+    Source: Sequoia (Chen et al., arXiv 2402.12374).
+    """
+    shapes = [
+        static_shape(rates, nodes if depth else 0, depth)
+        for depth, nodes in zip(budget.depths, budget.nodes, strict=True)
+    ]
+    logits, broken = _usable(look(DraftTree.empty(len(shapes))))
+    slots = _Slots.of(shapes, _ids(budget.depths, logits))
+    scored, final = slots.above(1), _ids(sorted(ends), logits)
+    for depth in range(1, int(slots.levels.amax()) + 1):
+        families = slots.families(shapes, depth, final)
+        if not bool((families.parents > ABSENT).any()):
+            break
+        if depth > 1:
+            scored = slots.above(depth)
+            logits, broken = _usable(look(scored))
+        slots.put(families.children, *_best(logits, broken, families))
+    tree, order = _only(slots.tree, slots.alive)
+    return Proposal(tree, None, _shown(logits, order, scored.num_nodes))
+
+
+@lru_cache(maxsize=256)
+def static_shape(rates: tuple[float, ...], nodes: int, depth: int) -> StaticShape:
+    """The shape of a static tree before anything is left out of it."""
+    return static_tree(rates, nodes, depth)
+
+
+def _best(
+    logits: Float[Tensor, "batch rows vocab"], broken: Bool[Tensor, "batch rows"], families: _Families
+) -> tuple[Int[Tensor, "batch width ranks"], Bool[Tensor, "batch width ranks"]]:
+    """The tokens of the largest logits for the children of every node, and which of them there are."""
+    at, ranks = (families.parents + 1).clamp(min=0), families.children.shape[2]
+    best = _take(logits, at).topk(min(ranks, logits.shape[2]), dim=2)
+    spare = (0, ranks - best.indices.shape[2])
+    usable = (families.parents > ABSENT) & ~broken.gather(1, at)
+    there = usable[..., None] & (families.children >= 0) & (pad(best.values, spare, value=-torch.inf) > -torch.inf)
+    return pad(best.indices, spare), there
+
+
+# ---- all -----------------------------------------------------------------------------------------------------------
 
 
 def _ids(numbers: Sequence[object], beside: Tensor) -> Int[Tensor, "*shape"]:

@@ -24,14 +24,17 @@ from outpace.models.weights import compare_fingerprints, find_weights
 
 HEADS = Path(__file__).parents[1] / "heads"
 """Where the heads are that come with the package, a folder each."""
+AUTO, SHIPPED, LOOKUP = "auto", "eagle3", "lookup"
+"""Names that are no folder: the head that comes with the package or else lookup, that head alone, and lookup alone."""
 
 
 def load_drafter(name: str, target: Target, *, dtype: str = "auto", trust_remote_code: bool = False) -> Drafter:
     """Open a drafter for a target.
 
     Args:
-        name: ``lookup``, or the folder or Hugging Face id of a trained head, our own or in another published layout,
-            or of a smaller model with the target's tokenizer.
+        name: ``auto`` for the head that comes with the package and was made for this very target, where there is one,
+            else ``lookup``; ``eagle3`` for that head; ``lookup``; or the folder or Hugging Face id of a trained head,
+            our own or in another published layout, or of a smaller model with the target's tokenizer.
         target: the model to be accelerated.
         dtype: of a model drafter, as in ``load_target``; of a head, whose ``auto`` is the target's.
         trust_remote_code: let a model drafter run Python files that came with its weights.
@@ -40,50 +43,71 @@ def load_drafter(name: str, target: Target, *, dtype: str = "auto", trust_remote
         UserWarning: the head was made for other weights, or cannot say an end of text; or as for ``read_layout``.
 
     Raises:
-        UsageError: the name is empty, ``small`` without a model, or as in ``Small`` and ``Eagle``; the head was made
-            for a target of another architecture or with another tokenizer; the dtype is none of those.
-        WeightsError, UnsupportedError: as in ``load_target``, ``read_card`` and ``read_layout``.
+        UsageError: the name is empty, ``small`` without a model, ``eagle3`` where no head comes along, or as in
+            ``Small`` and ``Eagle``; the head was made for a target of another architecture or with another tokenizer;
+            the dtype is none of those.
+        WeightsError, UnsupportedError: as in ``load_target``, ``read_card``, ``read_layout`` and ``shipped_drafter``.
     """
-    if name == "lookup":
+    if name in (AUTO, SHIPPED):
+        if (shipped := shipped_drafter(target)) is not None:
+            return _eagle(shipped, target, SHIPPED, SHIPPED, dtype)
+        if name == SHIPPED:
+            raise UsageError(
+                f"the drafter is {name!r}, and no head comes with outpace for the target {target.name!r}; allowed: "
+                "lookup, or the folder or id of a smaller model or of a head",
+                hint="`outpace train eagle3` makes one",
+            )
+        name = LOOKUP
+    if name == LOOKUP:
         return Lookup(eos_ids=target.eos_ids)
     if name in ("", "small"):
         raise UsageError(
-            f"the drafter is {name!r}; allowed: lookup, or the folder or id of a smaller model or of a head",
+            f"the drafter is {name!r}; allowed: auto, eagle3, lookup, or the folder or id of a smaller model or of a "
+            "head",
             hint="no small drafter is trained for the default model yet",
         )
     folder = find_weights(name)
     if not (is_card(folder) or is_head(folder)):
         model = load_target(name, dtype=dtype, device=str(target.device), trust_remote_code=trust_remote_code)
         return Small(model, target)
-    if dtype != "auto" and dtype not in DTYPES:
-        raise UsageError(f"dtype is {dtype!r}; allowed: auto, {', '.join(DTYPES)}")
-    head = _head(folder, target, name)
-    _tell_missing_ends(head, target, name)
-    return Eagle(head, target, dtype=None if dtype == "auto" else DTYPES[dtype], name=f"eagle3:{name}")
+    return _eagle(folder, target, name, f"eagle3:{name}", dtype)
 
 
-def shipped_drafter(target: Target, root: Path = HEADS) -> Path | None:
+def shipped_drafter(target: Target, root: Path | None = None) -> Path | None:
     """The folder of the head that comes with the package and was made for this very target; None where there is none.
+
+    Args:
+        root: where heads are; those of the package by default.
 
     Raises:
         WeightsError, UnsupportedError: a card cannot be read.
     """
-    cards = sorted(path.parent for path in root.glob("*/outpace.json"))
+    cards = sorted(path.parent for path in (root or HEADS).glob("*/outpace.json"))
     return next((folder for folder in cards if read_record(folder).target.fingerprint == target.fingerprint), None)
 
 
 # ---- whether a head was made for a target ----------------------------------------------------------------------------
 
 
-def _head(folder: Path, target: Target, name: str) -> Head:
+def _eagle(folder: Path, target: Target, name: str, method: str, dtype: str) -> Eagle:
+    """The drafter of a head; ``method`` is what statistics call it."""
+    if dtype != "auto" and dtype not in DTYPES:
+        raise UsageError(f"dtype is {dtype!r}; allowed: auto, {', '.join(DTYPES)}")
+    head, rates = _head(folder, target, name)
+    _tell_missing_ends(head, target, name)
+    return Eagle(head, target, dtype=None if dtype == "auto" else DTYPES[dtype], name=method, rates=rates)
+
+
+def _head(folder: Path, target: Target, name: str) -> tuple[Head, tuple[float, ...]]:
+    """Its weights, and its acceptance by rank where a card knows it."""
     if is_card(folder):
         head, card = read_card(folder)
         _require_target(card, target, name)
-        return head
+        return head, card.acceptance_by_rank or ()
     layout = read_layout(folder, TargetRecord.of(target).layers)
     if layout.embeddings is not None:
         _require_embeddings(layout.embeddings, target, name)
-    return layout.head
+    return layout.head, ()
 
 
 def _require_target(card: Card, target: Target, name: str) -> None:
@@ -91,7 +115,7 @@ def _require_target(card: Card, target: Target, name: str) -> None:
     made_for = f"the drafter {name!r} was made for {card.target.name!r}"
     if not target.fingerprint:
         warnings.warn(
-            f"{made_for}; the target {target.name!r} has no fingerprint to tell whether that is it", stacklevel=3
+            f"{made_for}; the target {target.name!r} has no fingerprint to tell whether that is it", stacklevel=4
         )
         return
     found = "same"
@@ -107,7 +131,7 @@ def _require_target(card: Card, target: Target, name: str) -> None:
         warnings.warn(
             f"{made_for}, and the target {target.name!r} has other weights: the text stays exact, but fewer drafts may "
             "be accepted",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
@@ -128,5 +152,5 @@ def _tell_missing_ends(head: Head, target: Target, name: str) -> None:
         warnings.warn(
             f"the drafter {name!r} cannot say {', '.join(map(str, unsaid))}, which end texts of the target "
             f"{target.name!r}: what it drafts there is never accepted",
-            stacklevel=3,
+            stacklevel=4,
         )

@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from outpace.drafters.budget import KINDS, Budget, Kind
-from outpace.drafters.drafter import DraftState, Features, Proposal, chains, pick
-from outpace.drafters.growth import ranked_tree, sampled_tree
+from outpace.drafters.drafter import DraftState, Features, Proposal, chains, pick, rates_of
+from outpace.drafters.growth import ranked_tree, sampled_tree, shaped_tree
 from outpace.drafters.vocabulary import in_target_ids, require_one_tokenizer
 from outpace.errors import UsageError
 from outpace.models.target import State, Tap, Target, padded
@@ -46,6 +46,7 @@ class Small:
     * A chain is drawn from the model's own warped law, or is its argmax when greedy.
     * ``top-k`` and ``top-p`` trees hold its most probable children, see ``growth.ranked_tree``.
     * A ``sampled`` tree is drawn without replacement, see ``growth.sampled_tree``.
+    * A ``static`` tree has its shape by the rates that it names, see ``growth.shaped_tree``.
 
     A tree takes one forward a depth over all of the tree so far, and nothing of it is kept in the cache.
 
@@ -111,6 +112,8 @@ class Small:
         within = replace(budget, depths=rooms, nodes=nodes)
         if budget.branching.kind == "sampled":
             return sampled_tree(look, within, sampling, keys, self.eos_ids)
+        if budget.branching.kind == "static":
+            return shaped_tree(look, within, rates_of(budget.branching, self), self.eos_ids)
         return ranked_tree(look, within, sampling, self.eos_ids)
 
     def commit(self, state: DraftState, emitted: list[list[int]], features: list[Features] | None) -> None:

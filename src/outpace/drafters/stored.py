@@ -6,7 +6,8 @@ them is said by whoever reads or writes one.
 
 import difflib
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -196,28 +197,46 @@ def _require_map(
 # ---- folders ---------------------------------------------------------------------------------------------------------
 
 
+def require_place(folder: Path, over: Collection[str] = ()) -> None:
+    """Refuse to write a folder where something else stands.
+
+    Args:
+        over: files that may stand there, to be replaced.
+
+    Raises:
+        UsageError: it is a file, or holds another one.
+    """
+    if folder.is_file():
+        raise UsageError(f"{folder} is a file; allowed: a folder that is new or empty")
+    there = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+    if other := next((name for name in there if name not in over), None):
+        raise UsageError(f"{folder} holds {other}; allowed: a folder that is new or empty")
+
+
 def write_folder(
-    folder: Path, tensors: Mapping[str, Tensor], documents: Mapping[str, Mapping[str, Any]], *, over: bool = False
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    documents: Mapping[str, Mapping[str, Any]],
+    *,
+    copies: Mapping[str, Path] | None = None,
+    over: Collection[str] = (),
 ) -> None:
-    """Write ``model.safetensors`` and JSON documents, all of it or nothing.
+    """Write ``model.safetensors``, JSON documents and copies of other files, all of it or nothing.
 
     Args:
         folder: a new one, or an empty one.
         documents: by file name.
-        over: replace a folder that holds these files and no others.
+        copies: by file name, what is copied there.
+        over: as for ``require_place``.
 
     Raises:
         UsageError: something else stands there.
         WeightsError: the disk is full, or the folder cannot be written.
     """
-    if folder.is_file():
-        raise UsageError(f"{folder} is a file; allowed: a folder that is new or empty")
-    ours = {"model.safetensors", *documents}
-    there = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
-    if there and not (over and ours.issuperset(there)):
-        other = next((name for name in there if not over or name not in ours), there[0])
-        raise UsageError(f"{folder} holds {other}; allowed: a folder that is new or empty")
+    require_place(folder, over)
     with staged(folder.absolute()) as growing:
         save_tensors(growing, tensors)
         for name, document in documents.items():
             (growing / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        for name, file in (copies or {}).items():
+            shutil.copyfile(file, growing / name)

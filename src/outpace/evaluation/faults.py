@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from outpace.decoding.processors import Processor, process
 from outpace.drafters.budget import Budget
-from outpace.drafters.drafter import Drafter, DraftState, Features, Proposal
+from outpace.drafters.drafter import Drafter, DraftState, Features, Proposal, own_rates
 from outpace.models.target import Scores, State, Tap, Target
 from outpace.verification.coins import Keys
 from outpace.verification.probabilities import Sampling, argmax, draw
@@ -144,6 +144,7 @@ class Liar:
     def __init__(self, drafter: Drafter, vocab_size: int) -> None:
         self.drafter, self.vocab_size = drafter, vocab_size
         self.name, self.taps, self.branchings = drafter.name, drafter.taps, drafter.branchings
+        self.rates = own_rates(drafter)
 
     def open(self, slots: int, positions: int) -> DraftState:
         return self.drafter.open(slots, positions)

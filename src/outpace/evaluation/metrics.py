@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from outpace.decoding.stats import Speculation
 
 RESAMPLES = 4000
-Figures = Sequence[float] | NDArray[np.float64]
+Figures = Sequence[float] | Sequence[int] | NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,20 @@ def median(values: Figures) -> Estimate:
     array = np.asarray(values, float)
     low, high = np.percentile(np.median(array[resampled(len(array))], 1), (2.5, 97.5))
     return Estimate(float(np.median(array)), float(low), float(high))
+
+
+def ratio_of_sums(ours: Figures, theirs: Figures) -> Estimate:
+    """The ratio of two sums over units, such as tokens to turns, with the interval of a bootstrap over units.
+
+    Args:
+        ours, theirs: one figure a unit, in the same order, at least one; a resample whose second sum is 0 counts as 0.
+    """
+    first, second = np.asarray(ours, float), np.asarray(theirs, float)
+    places = resampled(len(first))
+    above, below = first[places].sum(1), second[places].sum(1)
+    low, high = np.percentile(np.divide(above, below, out=np.zeros_like(above), where=below > 0), (2.5, 97.5))
+    whole = float(first.sum() / second.sum()) if second.sum() else 0.0
+    return Estimate(whole, float(low), float(high))
 
 
 @dataclass(frozen=True)

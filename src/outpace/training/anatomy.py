@@ -44,6 +44,7 @@ def measures(target: Target) -> dict[str, Any]:
         if found[name] is None:
             raise WeightsError(f"{target.folder}/config.json lacks {' or '.join(_NAMES[name])}")
     hidden, heads = int(found["hidden_size"] or 0), int(found["heads"] or 0)
+    theta = said.get("rope_theta") or (said.get("rope_parameters") or {}).get("rope_theta")
     return {
         "hidden_size": hidden,
         "layers": found["layers"],
@@ -52,7 +53,7 @@ def measures(target: Target) -> dict[str, Any]:
         "head_width": said.get("head_dim") or hidden // heads,
         "feed_forward": found["feed_forward"] or 4 * hidden,
         "norm_eps": found["norm_eps"] or 1e-5,
-        "rotary": {"rope_type": "default", "rope_theta": float(said.get("rope_theta") or 10000.0)},
+        "rotary": {"rope_type": "default", "rope_theta": float(theta or 10000.0)},
     }
 
 

@@ -64,7 +64,9 @@ class Checkpoint:
 
 
 def save_checkpoint(folder: Path, place: Place, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Path:
-    """Write a checkpoint beside the ones before, then remove all but the last two.
+    """Write a checkpoint beside the ones before, then remove all but the last two up to its step.
+
+    One of a later step goes too: it was not whole, or is of a training that was begun anew.
 
     Args:
         folder: of all checkpoints of a training.
@@ -77,8 +79,6 @@ def save_checkpoint(folder: Path, place: Place, settings: Mapping[str, Any], ten
     """
     final = folder / f"step-{place.step:08d}"
     with saving(folder):
-        if final.is_dir():
-            shutil.rmtree(final)
         with staged(final) as draft:
             save_tensors(draft, tensors, file=TENSORS)
             state = {
@@ -88,7 +88,9 @@ def save_checkpoint(folder: Path, place: Place, settings: Mapping[str, Any], ten
                 "sha256": file_sha256(draft / TENSORS),
             }
             (draft / STATE).write_text(json.dumps(state, indent=2) + "\n", "utf-8")
-        for old in checkpoints(folder)[:-KEPT]:
+        standing = checkpoints(folder)
+        last = standing.index(final)
+        for old in (*standing[: max(0, last + 1 - KEPT)], *standing[last + 1 :]):
             shutil.rmtree(old, ignore_errors=True)
     return final
 
@@ -119,7 +121,7 @@ def newest(folder: Path) -> Checkpoint | None:
     for path in reversed(found):
         try:
             return _read(path)
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
             warnings.warn(f"the checkpoint {path} is not whole ({error}); the one before it is taken", stacklevel=2)
     if found:
         raise WeightsError(f"none of the checkpoints in {folder} is whole", hint="remove the folder, and begin anew")

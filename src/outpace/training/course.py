@@ -5,7 +5,8 @@ Knows nothing of terminals.
 
 import copy
 import hashlib
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,18 +15,21 @@ import torch
 from accelerate import Accelerator
 
 from outpace.decoding.text import Text, text_of
-from outpace.drafters.card import Card, write_card
-from outpace.drafters.head import Head
+from outpace.drafters.card import BESIDE, OURS, Card, write_card
+from outpace.drafters.head import Head, HeadShape
+from outpace.drafters.stored import require_place
 from outpace.errors import UsageError, WeightsError
 from outpace.models.ends import read_ends
-from outpace.models.staging import Progress, silent
+from outpace.models.staging import Progress, disk_errors, silent
 from outpace.models.target import Target
 from outpace.training.anatomy import new_head, shape_for
-from outpace.training.checkpoint import newest
+from outpace.training.checkpoint import checkpoints
 from outpace.training.features import Features, online, record
 from outpace.training.gather import Gathered, gather, split
 from outpace.training.masks import Sample
-from outpace.training.recipe import Recipe
+from outpace.training.plot import plot
+from outpace.training.processes import made_once, processes
+from outpace.training.recipe import Data, Recipe
 from outpace.training.reduced import Reduced, reduced_vocabulary
 from outpace.training.rounds import Walked, walked
 from outpace.training.shards import name_of
@@ -64,8 +68,15 @@ class Course:
     data: Mapping[str, Any]
 
 
-def prepare(recipe: Recipe, target: Target, work: Path, features: Path, progress: Progress = silent) -> Course:
-    """Gather data, record features and make a head.
+def prepare(
+    recipe: Recipe,
+    target: Target,
+    work: Path,
+    features: Path,
+    progress: Progress = silent,
+    accelerator: Accelerator | None = None,
+) -> Course:
+    """Gather data, record features and make a head; of several processes the first one gathers and records.
 
     Args:
         recipe: what to do.
@@ -73,25 +84,24 @@ def prepare(recipe: Recipe, target: Target, work: Path, features: Path, progress
         work: the folder of what is written on the way.
         features: the folder of recorded features; several trainings may share it.
         progress: told what is being done.
+        accelerator: the processes; those that a launcher started by default.
 
     Raises:
         UsageError, WeightsError, UnsupportedError, NumericsError: as for gathering, recording and ``shape_for``; the
             target has no folder with a tokenizer; or the recorded states do not lead to the recorded tokens.
     """
-    if target.folder is None:
-        raise WeightsError(f"the target {target.name!r} has no folder to read a tokenizer from")
-    shape = shape_for(target, recipe.head)
-    text = text_of(target.folder)
-    gathered = gather(recipe.data, target, text, work, progress)
-    kept, held = split(gathered.samples, recipe.data.held_out, recipe.data.seed)
-    if not kept:
-        raise UsageError(f"all {len(held)} samples are held out; allowed: a share of them, not all")
-    limit = min(recipe.data.limit, shape.max_positions, recipe.train.tokens_per_batch)
+    everyone = processes() if accelerator is None else accelerator
+    text, shape = text_for(target), shape_for(target, recipe.head)
+    gathered = made_once(everyone, lambda: gather(recipe.data, target, text, work, progress))
+    kept, held = divided(gathered.samples, recipe.data)
+    limit = longest(recipe, shape)
 
     def read(samples: list[Sample]) -> Features:
         if recipe.data.features == "online":
             return online(target, samples, taps=shape.taps, limit=limit)
-        return record(target, samples, features, taps=shape.taps, limit=limit, progress=progress)
+        return made_once(
+            everyone, lambda: record(target, samples, features, taps=shape.taps, limit=limit, progress=progress)
+        )
 
     training, measuring = read(kept), read(held) if held else None
     reduced = reduced_vocabulary(training.samples, shape.draft_vocab_size, target.vocab_size, target.eos_ids)
@@ -101,17 +111,7 @@ def prepare(recipe: Recipe, target: Target, work: Path, features: Path, progress
     ends = read_ends(target)
     teacher = Teacher.of(ends.embeddings, ends.head, reduced.ids)
     _require_agreement(training, teacher, reduced, target)
-    data = {
-        "sources": gathered.sources,
-        "samples": len(training.samples),
-        "tokens": sum(map(len, training.samples)),
-        "answer_tokens": sum(int(sample.loss_mask.sum()) for sample in training.samples),
-        "held_out": 0 if measuring is None else len(measuring.samples),
-        "too_long": len(training.fitting.too_long),
-        "sha256": name_of({}, training.samples),
-        "coverage": reduced.coverage,
-        "rejected": gathered.rejected,
-    }
+    data = _described(gathered, training, measuring, reduced)
     identity = {
         "target": target.fingerprint,
         "dtype": str(target.dtype).removeprefix("torch."),
@@ -122,6 +122,49 @@ def prepare(recipe: Recipe, target: Target, work: Path, features: Path, progress
         "warm_start": recipe.head.warm_start,
     }
     return Course(target, text, gathered, training, measuring, reduced, head, teacher, identity, data)
+
+
+def _described(gathered: Gathered, training: Features, measuring: Features | None, reduced: Reduced) -> dict[str, Any]:
+    """The data, as a card tells of it."""
+    return {
+        "sources": gathered.sources,
+        "samples": len(training.samples),
+        "tokens": sum(map(len, training.samples)),
+        "answer_tokens": sum(int(sample.loss_mask.sum()) for sample in training.samples),
+        "held_out": 0 if measuring is None else len(measuring.samples),
+        "too_long": len(training.fitting.too_long),
+        "sha256": name_of({}, training.samples),
+        "coverage": reduced.coverage,
+        "rejected": gathered.rejected,
+    }
+
+
+def text_for(target: Target) -> Text:
+    """A target's tokenizer.
+
+    Raises:
+        WeightsError: it has no folder, or none that can be read there.
+    """
+    if target.folder is None:
+        raise WeightsError(f"the target {target.name!r} has no folder to read a tokenizer from")
+    return text_of(target.folder)
+
+
+def longest(recipe: Recipe, shape: HeadShape) -> int:
+    """The most tokens of a sample: as the recipe says, and no more than the head and a batch have room for."""
+    return min(recipe.data.limit, shape.max_positions, recipe.train.tokens_per_batch)
+
+
+def divided(samples: Sequence[Sample], data: Data) -> tuple[list[Sample], list[Sample]]:
+    """Samples to train on, and those held out.
+
+    Raises:
+        UsageError: all are held out.
+    """
+    kept, held = split(samples, data.held_out, data.seed)
+    if not kept:
+        raise UsageError(f"all {len(held)} samples are held out; allowed: a share of them, not all")
+    return kept, held
 
 
 def _plain(value: Any) -> Any:
@@ -151,7 +194,7 @@ def run(
     accelerator: Accelerator | None = None,
     watch: Watch | None = None,
 ) -> tuple[Trained, Card]:
-    """Train a head and write it with its card.
+    """Train a head and write it with its card, the log of its training, the recipe, and a picture if one can be drawn.
 
     Args:
         course: from ``prepare``.
@@ -162,14 +205,10 @@ def run(
         accelerator, watch: as for ``Trainer``.
 
     Raises:
-        UsageError: there are checkpoints, and ``resume`` was not asked for; or as for ``Trainer.train``.
+        UsageError: as for ``require_room`` and ``Trainer.train``.
         WeightsError, NumericsError, KeyboardInterrupt: as for ``Trainer.train`` and ``write_card``.
     """
-    if not resume and newest(work) is not None:
-        raise UsageError(
-            f"{work} holds a training already; allowed: to go on with it (--resume), or another folder",
-            hint=f"remove {work} to begin anew",
-        )
+    require_room(out, work, resume)
     trainer = Trainer(
         course.head,
         course.features,
@@ -192,11 +231,42 @@ def run(
         data=course.data,
         recipe=recipe.to_dict(),
         acceptance_by_position=None if rates is None else rates.acceptance_by_position,
+        acceptance_by_rank=None if rates is None else rates.acceptance_by_rank,
         tau=None if rates is None else rates.tau,
     )
     if trainer.accelerator.is_main_process:
-        write_card(out, head, card, dtype=torch.bfloat16)
+        title = f"EAGLE-3 head for {Path(course.target.name).name}: {trained.place.step:,} steps"
+        write_card(out, head, card, dtype=torch.bfloat16, beside=_beside(recipe, work, title))
     return trained, card
+
+
+def require_room(out: Path, work: Path, resume: bool) -> None:
+    """Refuse a training that would have no place in the end, or stand in the place of another one.
+
+    Raises:
+        UsageError: ``out`` holds something else than a drafter; or there are checkpoints, and ``resume`` was not asked
+            for.
+    """
+    require_place(out, OURS)
+    if not resume and checkpoints(work):
+        raise UsageError(
+            f"{work} holds a training already; allowed: to go on with it (--resume), or another folder",
+            hint=f"remove {work} to begin anew",
+        )
+
+
+def _beside(recipe: Recipe, work: Path, title: str) -> dict[str, Path]:
+    """What is put beside a card, by name; where no picture can be drawn, a notice says why."""
+    log, said, picture = (work / name for name in BESIDE)
+    with disk_errors(work):
+        said.write_text(recipe.to_toml(), "utf-8")
+    found = {path.name: path for path in (log, said)}
+    try:
+        plot(log, picture, title)
+    except UsageError as error:
+        warnings.warn(f"{error.message}; the drafter goes without", stacklevel=3)
+        return found
+    return found | {picture.name: picture}
 
 
 def walk(course: Course, recipe: Recipe, head: Head) -> Walked | None:

@@ -15,7 +15,7 @@ from outpace.errors import UsageError
 from outpace.models.staging import Progress, file_sha256, silent
 from outpace.models.target import Target
 from outpace.training.answers import Report, answer
-from outpace.training.corpus import read_answers, samples_of
+from outpace.training.corpus import Answer, read_answers, samples_of
 from outpace.training.inventions import invent_prompts
 from outpace.training.masks import Sample
 from outpace.training.prompts import read_prompts, select
@@ -47,7 +47,7 @@ def is_answered(path: Path) -> bool:
     """
     try:
         with path.open("rb") as file:
-            for line in file:
+            for line in filter(bytes.strip, file):
                 try:
                     record = json.loads(line)
                 except ValueError:
@@ -57,6 +57,19 @@ def is_answered(path: Path) -> bool:
     except OSError as error:
         raise UsageError(f"the data cannot be read from {path}: {error.strerror}") from error
     return False
+
+
+def require_source(data: Data) -> None:
+    """Refuse a recipe that has no data.
+
+    Raises:
+        UsageError: there is no source at all.
+    """
+    if not (data.answers or data.prompts or data.invent):
+        raise UsageError(
+            "the recipe has no data; allowed: answers, prompts, or invent above 0",
+            hint="name a file with --data, or let the target invent prompts",
+        )
 
 
 def gather(data: Data, target: Target, text: Text, work: Path, progress: Progress = silent) -> Gathered:
@@ -70,14 +83,11 @@ def gather(data: Data, target: Target, text: Text, work: Path, progress: Progres
         progress: told what is being done.
 
     Raises:
-        UsageError: there is no source at all, or as for reading, inventing and answering.
+        UsageError: there is no source at all, or nothing is left of its prompts; or as for reading, inventing and
+            answering.
         WeightsError: the disk is full.
     """
-    if not (data.answers or data.prompts or data.invent):
-        raise UsageError(
-            "the recipe has no data; allowed: answers, prompts, or invent above 0",
-            hint="name a file with --data, or let the target invent prompts",
-        )
+    require_source(data)
     samples: list[Sample] = []
     sources: list[dict[str, object]] = []
     for name in data.answers:
@@ -100,9 +110,14 @@ def gather(data: Data, target: Target, text: Text, work: Path, progress: Progres
             progress=progress,
         )
         rejected |= _unanswered(report)
-        asked = {entry.key for entry in entries}
-        answers = [one for one in read_answers(work / ANSWERS) if one.key.partition(" turn ")[0] in asked]
-        samples += samples_of(text, answers, target.eos_ids)
+        if report.answered or report.kept:
+            samples += samples_of(text, _of_these(entries, read_answers(work / ANSWERS)), target.eos_ids)
+    if not samples:
+        counts = ", ".join(f"{reason} {count}" for reason, count in rejected.items())
+        raise UsageError(
+            f"no prompt is left to train on ({counts}); allowed: one or more that can be answered",
+            hint="name other prompts, or raise limit where answers have no room",
+        )
     return Gathered(samples, sources, rejected)
 
 
@@ -136,6 +151,17 @@ def _entries(
         for reason, count in invented.rejected.items():
             rejected[reason] = rejected.get(reason, 0) + count
     return entries, rejected
+
+
+def _of_these(entries: Sequence[Entry], answers: Sequence[Answer]) -> list[Answer]:
+    """The answers to some prompts: a file that was gone on with may hold others, of a recipe that was changed."""
+    asked = {entry.key for entry in entries}
+
+    def within(key: str) -> bool:
+        first, _, turn = key.rpartition(" turn ")
+        return key in asked or (first in asked and turn.isdecimal())
+
+    return [one for one in answers if within(one.key)]
 
 
 def _unanswered(report: Report) -> dict[str, int]:

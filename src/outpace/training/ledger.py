@@ -11,6 +11,9 @@ from typing import Any
 
 from outpace.models.staging import disk_errors
 
+LOG = "log.jsonl"
+"""What the file is called, in the folder of a training."""
+
 
 class Ledger:
     """A file of lines, each with the ``step`` that it tells of.

@@ -4,6 +4,7 @@ Knows nothing of how a setting is used. A key that is not known is an error: a s
 be trained without.
 """
 
+import json
 import math
 import tomllib
 from collections.abc import Callable, Mapping
@@ -205,6 +206,15 @@ class Recipe:
         """The recipe as JSON can hold it."""
         return {"format_version": FORMAT_VERSION} | asdict(self)
 
+    def to_toml(self) -> str:
+        """The recipe as text that ``from_toml`` reads as the same; what is None is left out."""
+        plain = self.to_dict()
+        tables = {name: plain.pop(name) for name in _TABLES}
+        lines = _lines(plain)
+        for name, table in tables.items():
+            lines += ["", f"[{name}]", *_lines(table)]
+        return "\n".join(lines) + "\n"
+
 
 # ---- the schema ------------------------------------------------------------------------------------------------------
 
@@ -297,6 +307,15 @@ def _value(one: Any, said: Any, where: str) -> Any:
     if kind is float:
         said = [float(each) for each in said] if many else float(said)
     return tuple(said) if many else said
+
+
+def _lines(table: Mapping[str, Any]) -> list[str]:
+    """One line a key; a JSON value is a TOML value once DEL is escaped too."""
+    return [
+        f"{name} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
+        for name, value in table.items()
+        if value is not None
+    ]
 
 
 def _check(table: Any, where: str) -> None:

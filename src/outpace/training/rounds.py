@@ -5,13 +5,15 @@ tokens match behind every place of a text, one unrolled pass tells. A round begi
 and the target's own next one, so that the walk has the turns that decoding has, and the same ``tau``.
 """
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from outpace.decoding.loop import Request
 from outpace.decoding.stats import Tally
+from outpace.drafters.budget import RANKS
 from outpace.drafters.head import Head
 from outpace.models.target import Target
 from outpace.training.batch import Batch
@@ -33,12 +35,17 @@ class Walked:
         emitted: tokens behind the first one of each text.
         tau: tokens a turn; None without a turn.
         acceptance_by_position: of chains, each on the condition that those before were accepted.
+        acceptance_by_rank: of all positions that a turn decided, those accepted and the first one refused, the share at
+            which the text's token was the head's of rank 1, 2, ... A static tree is made for these rates: its paths
+            consist of first children mostly, so that what its turns ask about is what a chain's turns reach, and the
+            first rate is a chain's pooled ``acceptance``. All depths are one, as in Sequoia. Empty if none was decided.
     """
 
     turns: int
     emitted: int
     tau: float | None
     acceptance_by_position: tuple[float, ...]
+    acceptance_by_rank: tuple[float, ...] = field(default=(), compare=False)  # a decoder does not count ranks
 
 
 def walked(
@@ -75,17 +82,18 @@ def walked(
     # A text of one new token has no turn.
     places = [place for place in sorted(texts) if len(texts[place]) > 1]
     samples = [_sample(list(prompts[place]), texts[place]) for place in places]
-    tally, reader = Tally(), Reader(target, head.shape.taps)
+    tally, reader, decided = Tally(), Reader(target, head.shape.taps), Counter[int]()
     lengths = [len(sample) for sample in samples]
     for group in order(lengths, 0, 0, max(tokens_per_batch, *lengths)) if samples else []:
         read = reader.read([samples[place] for place in group])
         batch = batch_of([read.row(place) for place in range(len(group))])
-        for place, runs in zip(group, _runs(head, batch, teacher, depth), strict=True):
+        for place, ranks in zip(group, _ranks(head, batch, teacher, depth), strict=True):
             own, start = places[place], len(prompts[places[place]])
             rooms = min(max_new_tokens, target.max_positions - start), head.shape.max_positions - start + 2
-            _walk(tally, runs[start - 1 :], texts[own], depth, rooms, target.eos_ids)
-    spoken = tally.speculation("walked")
-    return Walked(tally.turns, tally.emitted, spoken.tau, spoken.acceptance_by_position)
+            decided.update(_walk(tally, ranks[start - 1 :], texts[own], depth, rooms, target.eos_ids))
+    spoken, whole = tally.speculation("walked"), decided.total()
+    by_rank = tuple(decided[rank] / whole for rank in range(1, 1 + RANKS)) if whole else ()
+    return Walked(tally.turns, tally.emitted, spoken.tau, spoken.acceptance_by_position, by_rank)
 
 
 def _sample(prompt: list[int], new: list[int]) -> Sample:
@@ -96,29 +104,34 @@ def _sample(prompt: list[int], new: list[int]) -> Sample:
 
 
 @torch.no_grad()
-def _runs(head: Head, batch: Batch, teacher: Teacher, depth: int) -> list[list[int]]:
-    """How many drafted tokens match the text behind each of its places."""
+def _ranks(head: Head, batch: Batch, teacher: Teacher, depth: int) -> list[list[list[int]]]:
+    """Where the text's own tokens stand among the drafted ones, by place and step; see ``Unrolled``."""
     said = torch.cat((batch.ids[:, 1:], batch.ids.new_full((len(batch.ids), 1), -1)), 1)
-    runs: list[list[int]] = unroll(head, replace(batch, argmax=said), teacher, steps=depth).runs.tolist()
-    return runs
+    ranks = unroll(head, replace(batch, argmax=said), teacher, steps=depth, ranked=True).ranks
+    found: list[list[list[int]]] = [] if ranks is None else ranks.tolist()
+    return found
 
 
 def _walk(
-    tally: Tally, runs: list[int], new: list[int], depth: int, rooms: tuple[int, int], eos_ids: Sequence[int]
-) -> None:
-    """Count the turns of one text, whose first new token came with the prompt.
+    tally: Tally, ranks: list[list[int]], new: list[int], depth: int, rooms: tuple[int, int], eos_ids: Sequence[int]
+) -> list[int]:
+    """Count the turns of one text, whose first new token came with the prompt; the ranks at what they decided.
 
     Args:
-        runs: how many drafts match behind each new token.
+        ranks: behind each new token, those of the tokens that follow.
         rooms: the most new tokens, and the most positions that the head has for them and its drafts.
     """
     limit, most = rooms
+    decided: list[int] = []
     done = 1
     while done < len(new):
         room = min(depth, limit - done - 1, most - done)
-        matched = min(runs[done - 1], room)
+        asked = ranks[done - 1][:room]
+        matched = next((step for step, rank in enumerate(asked) if rank != 1), len(asked))
         emitted = min(matched + 1, len(new) - done)
         ended = emitted == matched and new[-1] in eos_ids  # nothing is drafted behind an end of text
         drafted = matched if ended else room
+        decided += asked[: min(matched + 1, drafted)]
         tally.add(rule="greedy", lossless=True, drafted=drafted, depth=drafted, matched=matched, emitted=emitted)
         done += emitted
+    return decided

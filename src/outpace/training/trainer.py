@@ -28,7 +28,7 @@ from outpace.training.batch import Batch
 from outpace.training.checkpoint import Checkpoint, Place, newest, require_same, save_checkpoint, saving
 from outpace.training.counts import StepCounts
 from outpace.training.features import Features
-from outpace.training.ledger import Ledger
+from outpace.training.ledger import LOG, Ledger
 from outpace.training.recipe import TrainSettings
 from outpace.training.schedule import rate
 from outpace.training.teacher import Teacher
@@ -145,7 +145,7 @@ class Trainer:
         ]
         self.steps = sum(math.ceil(len(order) / settings.batches_per_step) for order in self.epochs)
         self.place = Place()
-        self.ledger = Ledger(folder / "log.jsonl", self.accelerator.is_main_process)
+        self.ledger = Ledger(folder / LOG, self.accelerator.is_main_process)
         self.recent: list[StepCounts] = []
 
     # ---- the whole ---------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ class Trainer:
         self.accelerator.wait_for_everyone()
         best = self.folder / BEST / "head.safetensors"
         if self.place.best_epoch is not None:
-            self.head.load_state_dict(load_file(best, device=str(self.device)))
+            self.head.load_state_dict(load_file(best))
         validation = self.validate() if self.held_out is not None else None
         return Trained(self.head, self.place, validation)
 

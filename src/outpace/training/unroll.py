@@ -32,12 +32,13 @@ class Unrolled:
     Args:
         losses: the weighted sum of each step, 0 where there is no weight; they carry the gradient.
         counts: the same sums without a gradient, their weights, and what was counted beside them.
-        runs: how many tokens of a greedy chain behind each place match, one after the other, within the answers.
+        ranks: where the token that is likeliest for the target stands among those of the draft, from 1 on, at each step
+            behind each place; 0 if the head cannot say it, and where nothing counts. None if not asked for.
     """
 
     losses: Float[Tensor, " steps"]
     counts: StepCounts
-    runs: Int[Tensor, "batch time"]
+    ranks: Int[Tensor, "batch time steps"] | None
 
     def objective(self, decay: float = DECAY, weights: Float[Tensor, " steps"] | None = None) -> Float[Tensor, ""]:
         """The sum over steps s of ``decay``^s times the mean loss of step s.
@@ -62,6 +63,7 @@ def unroll(
     steps: int = 4,
     loss: str = "cross-entropy",
     mask_outside: bool = True,
+    ranked: bool = False,
 ) -> Unrolled:
     """Losses of every step behind every prefix, each as if that many tokens were drafted there.
 
@@ -76,6 +78,7 @@ def unroll(
         steps: drafted tokens, 1 or more.
         loss: one of ``LOSSES``.
         mask_outside: give no weight to places whose likeliest token the head cannot say.
+        ranked: tell ranks too.
 
     Raises:
         UsageError: there is no such loss, no step, a text longer than the head's positions, or features or rows of
@@ -85,15 +88,15 @@ def unroll(
     """
     _require(head, batch, teacher, steps, loss)
     places = _Places.of(batch, steps)
+    ranks = torch.zeros(*batch.ids.shape, steps, dtype=torch.int64, device=batch.ids.device) if ranked else None
     if not len(places.asked):
         nothing = sum((weight.flatten()[:0].sum() for weight in head.parameters()), torch.zeros(()))
-        return Unrolled(nothing.expand(steps), StepCounts.none(steps), torch.zeros_like(batch.ids))
+        return Unrolled(nothing.expand(steps), StepCounts.none(steps), ranks)
     lesson = _Lesson.of(batch, teacher, places, head.target_ids, mask_outside)
     rotary = Rotary(head.shape.rotary, head.shape.head_width, head.shape.max_positions)
     embeddings = teacher.embeddings if head.embed_tokens is None else head.embed_tokens.weight
     hidden = head.fuse(_flat(batch.features)[places.read])
     alive = torch.ones_like(places.asked, dtype=torch.bool)
-    runs = torch.zeros_like(batch.ids)
     seen: list[tuple[Tensor, Tensor]] = []
     found = []
     for step in range(steps):
@@ -105,12 +108,13 @@ def unroll(
         if step == 0:
             residual, queries = residual[places.within], queries[places.within]
         out = head.leave(residual, attend(queries, *seen[0], seen[1:], places.spans).flatten(1))
-        sums, alive = lesson.judge(head, out, step, loss, alive)
-        _flat(runs)[places.asked] += alive
+        sums, alive, stood = lesson.judge(head, out, step, loss, alive, ranked)
+        if ranks is not None:
+            _flat(ranks)[places.asked[places.spoken[step][0]], step] = stood
         found.append(sums)
         hidden = head.feed(out)
     losses, *others = (torch.stack(sums) for sums in zip(*found, strict=True))
-    return Unrolled(losses, StepCounts(*(sums.detach().double().cpu() for sums in (losses, *others))), runs)
+    return Unrolled(losses, StepCounts(*(sums.detach().double().cpu() for sums in (losses, *others))), ranks)
 
 
 def weights_of(
@@ -237,9 +241,15 @@ class _Lesson:
         return cls(places, logits, logsumexp, argmax, counted.to(logsumexp.dtype))
 
     def judge(
-        self, head: Head, out: Float[Tensor, "asked hidden"], step: int, loss: str, alive: Bool[Tensor, " asked"]
-    ) -> tuple[tuple[Tensor, ...], Bool[Tensor, " asked"]]:
-        """A step's sums in the order of ``StepCounts``, and where all steps so far were right.
+        self,
+        head: Head,
+        out: Float[Tensor, "asked hidden"],
+        step: int,
+        loss: str,
+        alive: Bool[Tensor, " asked"],
+        ranked: bool,
+    ) -> tuple[tuple[Tensor, ...], Bool[Tensor, " asked"], Int[Tensor, " ranked"]]:
+        """A step's sums in the order of ``StepCounts``, where all steps so far were right, and ranks if asked for.
 
         Only places that count are multiplied with the head's rows: that is most of a step's time.
         """
@@ -248,10 +258,23 @@ class _Lesson:
         logits, logsumexp, argmax, weights = (
             each if whole else each[spoken] for each in (self.logits, self.logsumexp, self.argmax, self.weights)
         )
-        scored = weighted_loss(loss, head.logits(out[some]), logits, logsumexp, weights)
+        said = head.logits(out[some])
+        scored = weighted_loss(loss, said, logits, logsumexp, weights)
         right = head.target_ids[scored.choices] == argmax
         still = torch.zeros_like(alive)
         still[some] = alive[some] & right
         count = scored.weight.new_tensor(len(some))
         sums = (right.sum(), alive[some].sum(), still.sum(), scored.acceptance.sum())
-        return (scored.total, scored.weight, count, *sums), still
+        stood = _ranks(said, head.target_ids, argmax) if ranked else spoken[:0]
+        return (scored.total, scored.weight, count, *sums), still, stood
+
+
+@torch.no_grad()
+def _ranks(
+    logits: Float[Tensor, "some draft"], target_ids: Int[Tensor, " draft"], tokens: Int[Tensor, " some"]
+) -> Int[Tensor, " some"]:
+    """Where tokens stand among those of the head: the lower id first on ties, behind all others if it is no number."""
+    place = torch.searchsorted(target_ids, tokens).clamp(max=len(target_ids) - 1)
+    own, ids = logits.gather(1, place[:, None]), torch.arange(logits.shape[1], device=logits.device)
+    before = ~(logits < own) & ~((logits == own) & (ids >= place[:, None]))
+    return (1 + before.sum(1)).where(target_ids[place] == tokens, 0)

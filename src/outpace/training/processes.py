@@ -1,0 +1,45 @@
+"""The processes of a training: what cannot be shared the first one does, and the others are given what it made.
+
+Knows nothing of what is made.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list
+
+from outpace.errors import OutpaceError
+
+PATIENCE = timedelta(days=30)
+"""How long processes wait for one another: the first one may answer prompts for days. Launchers end them earlier."""
+
+Made = TypeVar("Made")
+
+
+def processes() -> Accelerator:
+    """The processes that a launcher started, or this one alone, each with the device that is its own."""
+    return Accelerator(mixed_precision="no", kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)])
+
+
+def made_once(accelerator: Accelerator, make: Callable[[], Made]) -> Made:
+    """What the first process makes; the others wait, and are given the same.
+
+    Args:
+        make: called in the first process alone; what it returns can be pickled.
+
+    Raises:
+        OutpaceError: one that ``make`` raised, in every process.
+    """
+    held: list[Any] = [None, None]
+    if accelerator.is_main_process:
+        try:
+            held[0] = make()
+        except OutpaceError as error:
+            held[1] = error
+    made, refused = broadcast_object_list(held)
+    if refused is not None:
+        raise refused
+    found: Made = made
+    return found
