@@ -39,7 +39,7 @@ HEADLINES = (
     Headline("a hosted model, plainly, times transformers' `generate`", "hosted_speed", "plain, hosted, bf16, a"),
     Headline("lookup drafts, times transformers' own prompt lookup", "lookup_speed", "lookup 4 against"),
     Headline("eight prompts at once, tokens a second times one", "batch_speed", "batch 8, plain"),
-    Headline("`auto` with lookup in its worst category, T 0, times plain", "auto_speed", "auto"),
+    Headline("`auto` with lookup, times plain: the worst category of T 0, 1 and 1.5", "auto_speed", "auto"),
     Headline("a trained head, times plain decoding", "eagle_speed", "auto, dynamic, all, over plain"),
     Headline("a trained head, times transformers' `generate`", "eagle_speed", "auto, dynamic, all, over transformers"),
     Headline("time outside the target's forward, greedy, share of a turn", "overhead", "greedy"),

@@ -31,6 +31,10 @@ Files = Annotated[
     list[Path] | None,
     typer.Option(help="Answers or prompts (JSON lines) in place of the recipe's data; may be repeated."),
 ]
+Begun = Annotated[
+    str | None,
+    typer.Option("--from", metavar="HEAD", help="Train this head on, by folder or id, in place of a fresh one."),
+]
 Recorded = Annotated[Path | None, typer.Option(help="Where recorded features lie; several trainings share it.")]
 Planned = Annotated[bool, typer.Option("--plan", help="Measure a step, say what all would take, and write nothing.")]
 Shown = Annotated[Path | None, typer.Option(metavar="DIR", help="Show the log in TensorBoard too, from this folder.")]
@@ -41,6 +45,7 @@ def eagle3(
     out: Annotated[Path, typer.Option(help="The folder of the drafter; what is made on the way lies beside it.")],
     target: Annotated[str | None, typer.Option(help="Another target than the recipe's.")] = None,
     data: Files = None,
+    begin_with: Begun = None,
     features: Recorded = None,
     plan: Planned = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a training that was interrupted.")] = False,
@@ -55,7 +60,7 @@ def eagle3(
     Example: outpace train eagle3 --recipe recipes/eagle3-smollm2.toml --out head
     """
     require_room, processes = _doors()
-    chosen = _recipe(recipe, target, data)
+    chosen = _recipe(recipe, target, data, begin_with)
     work = out.resolve().with_name(f"{out.resolve().name}.training")
     recorded = features or work / "features"
     require_room(out, work, resume or plan)
@@ -92,7 +97,7 @@ def _doors() -> tuple[Any, Any]:
     return require_room, processes
 
 
-def _recipe(path: Path, target: str | None, data: list[Path] | None) -> Any:
+def _recipe(path: Path, target: str | None, data: list[Path] | None, begin_with: str | None) -> Any:
     """The recipe, with what the flags say in place of its own."""
     from outpace.training.gather import is_answered
     from outpace.training.recipe import Recipe
@@ -102,6 +107,8 @@ def _recipe(path: Path, target: str | None, data: list[Path] | None) -> Any:
         answered = tuple(str(file) for file in data if is_answered(file))
         asked = tuple(str(file) for file in data if str(file) not in answered)
         chosen = chosen.with_changes("data", answers=answered, prompts=asked, invent=0)
+    if begin_with is not None:
+        chosen = chosen.with_changes("head", begin_with=begin_with)
     return chosen if target is None else replace(chosen, target=target)
 
 

@@ -89,6 +89,21 @@ def shipped_drafter(target: Target, root: Path | None = None) -> Path | None:
 # ---- whether a head was made for a target ----------------------------------------------------------------------------
 
 
+def trained_head(name: str, target: Target) -> Head:
+    """The weights of a head that was made for a target, to be trained on.
+
+    Args:
+        name: as for ``load_drafter``, of a head alone.
+        target: the one that it drafts for.
+
+    Warns, Raises: as for ``load_drafter``; UsageError too where the name is of something else than a head.
+    """
+    folder = shipped_drafter(target) if name == SHIPPED else find_weights(name)
+    if folder is None or not (is_card(folder) or is_head(folder)):
+        raise UsageError(f"{name!r} is no trained head; allowed: the folder or id of one, made for {target.name!r}")
+    return _head(folder, target, name)[0]
+
+
 def _eagle(folder: Path, target: Target, name: str, method: str, dtype: str) -> Eagle:
     """The drafter of a head; ``method`` is what statistics call it."""
     if dtype != "auto" and dtype not in DTYPES:

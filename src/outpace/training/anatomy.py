@@ -11,7 +11,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from outpace.drafters.head import Head, HeadShape
-from outpace.errors import WeightsError
+from outpace.drafters.load import trained_head
+from outpace.drafters.stored import FLAGS
+from outpace.errors import UsageError, WeightsError
 from outpace.models.target import Target
 from outpace.models.transformer import Transformer
 from outpace.models.weights import read_config
@@ -93,6 +95,33 @@ def shape_for(target: Target, settings: HeadSettings) -> HeadShape:
         fc_norm=settings.fc_norm,
         norm_output=settings.norm_output,
     )
+
+
+_SAID = ("taps", "draft_vocab_size", "heads", "kv_heads", "head_width", "feed_forward", "max_positions", *FLAGS)
+"""What a recipe may say of a head that is gone on with: the same as that head has."""
+
+
+def given_head(target: Target, settings: HeadSettings) -> Head | None:
+    """The trained head that a recipe begins with, fp32; None where it begins with none.
+
+    Raises:
+        UsageError: the recipe says another thing than the head, or as for ``trained_head``.
+        WeightsError, UnsupportedError: as for ``trained_head``.
+    """
+    if settings.begin_with is None:
+        return None
+    found = trained_head(settings.begin_with, target)
+    for name in _SAID:
+        said, own = getattr(settings, name), getattr(found.shape, name)
+        if said is not None and said != own:
+            raise UsageError(
+                f"{name} of the recipe is {said}, and the head {settings.begin_with!r} that it begins with has {own}; "
+                "allowed: the same",
+                hint="a head keeps its shape when it is trained on",
+            )
+    head = new_head(found.shape, found.target_ids.cpu(), seed=0)
+    head.load_state_dict({name: tensor.to(head.state_dict()[name]) for name, tensor in found.state_dict().items()})
+    return head
 
 
 SPREAD = 0.02

@@ -22,7 +22,7 @@ from outpace.errors import UsageError, WeightsError
 from outpace.models.ends import read_ends
 from outpace.models.staging import Progress, disk_errors, silent
 from outpace.models.target import Target
-from outpace.training.anatomy import new_head, shape_for
+from outpace.training.anatomy import given_head, new_head, shape_for
 from outpace.training.checkpoint import checkpoints
 from outpace.training.features import Features, online, record
 from outpace.training.gather import Gathered, gather, split
@@ -30,7 +30,7 @@ from outpace.training.masks import Sample
 from outpace.training.plot import plot
 from outpace.training.processes import made_once, processes
 from outpace.training.recipe import Data, Recipe
-from outpace.training.reduced import Reduced, reduced_vocabulary
+from outpace.training.reduced import Reduced, given_vocabulary, reduced_vocabulary
 from outpace.training.rounds import Walked, walked
 from outpace.training.shards import name_of
 from outpace.training.teacher import Teacher, agreement
@@ -91,7 +91,8 @@ def prepare(
             target has no folder with a tokenizer; or the recorded states do not lead to the recorded tokens.
     """
     everyone = processes() if accelerator is None else accelerator
-    text, shape = text_for(target), shape_for(target, recipe.head)
+    text, given = text_for(target), given_head(target, recipe.head)
+    shape = shape_for(target, recipe.head) if given is None else given.shape
     gathered = made_once(everyone, lambda: gather(recipe.data, target, text, work, progress))
     kept, held = divided(gathered.samples, recipe.data)
     limit = longest(recipe, shape)
@@ -104,10 +105,13 @@ def prepare(
         )
 
     training, measuring = read(kept), read(held) if held else None
-    reduced = reduced_vocabulary(training.samples, shape.draft_vocab_size, target.vocab_size, target.eos_ids)
-    head = new_head(shape, reduced.ids, recipe.train.seed)
-    if recipe.head.warm_start:
-        warm_start(head, target, reduced.ids)
+    if given is None:
+        reduced = reduced_vocabulary(training.samples, shape.draft_vocab_size, target.vocab_size, target.eos_ids)
+        head = new_head(shape, reduced.ids, recipe.train.seed)
+        if recipe.head.warm_start:
+            warm_start(head, target, reduced.ids)
+    else:
+        reduced, head = given_vocabulary(training.samples, given.target_ids, target.vocab_size), given
     ends = read_ends(target)
     teacher = Teacher.of(ends.embeddings, ends.head, reduced.ids)
     _require_agreement(training, teacher, reduced, target)
@@ -120,6 +124,7 @@ def prepare(
         "vocabulary": hashlib.sha256(reduced.ids.numpy().tobytes()).hexdigest()[:16],
         **{f"head.{name}": _plain(value) for name, value in vars(shape).items()},
         "warm_start": recipe.head.warm_start,
+        **({} if given is None else {"begin_with": _digest(given)}),
     }
     return Course(target, text, gathered, training, measuring, reduced, head, teacher, identity, data)
 
@@ -165,6 +170,14 @@ def divided(samples: Sequence[Sample], data: Data) -> tuple[list[Sample], list[S
     if not kept:
         raise UsageError(f"all {len(held)} samples are held out; allowed: a share of them, not all")
     return kept, held
+
+
+def _digest(head: Head) -> str:
+    """Names the weights of a head."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(head.state_dict().items()):
+        digest.update(name.encode() + tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _plain(value: Any) -> Any:

@@ -21,7 +21,7 @@ from outpace.errors import UsageError
 from outpace.models.ends import read_ends
 from outpace.models.staging import Progress, silent
 from outpace.models.target import Target
-from outpace.training.anatomy import new_head, shape_for
+from outpace.training.anatomy import given_head, new_head, shape_for
 from outpace.training.buckets import order
 from outpace.training.checkpoint import KEPT
 from outpace.training.continuations import continuations
@@ -111,7 +111,8 @@ def forecast(
         UsageError, WeightsError, UnsupportedError: as the training itself would, as far as it is looked into.
     """
     accelerator = processes() if accelerator is None else accelerator
-    shape = shape_for(target, recipe.head)
+    given = given_head(target, recipe.head)
+    shape = shape_for(target, recipe.head) if given is None else given.shape
     limit = longest(recipe, shape)
     progress(0, 3, "reading the data")
     texts = _texts(recipe.data, target, shape, work, features, limit)

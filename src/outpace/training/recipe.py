@@ -66,6 +66,7 @@ class HeadSettings:
         draft_vocab_size: how many ids the head can say; None takes all.
         heads, kv_heads, head_width, feed_forward, max_positions: as in ``HeadShape``.
         warm_start: begin with the target's last layer and head; else at random.
+        begin_with: a trained head, by folder or hub id, whose weights and vocabulary are gone on with instead.
     """
 
     norm_before_residual: bool
@@ -80,6 +81,7 @@ class HeadSettings:
     feed_forward: int | None = None
     max_positions: int | None = None
     warm_start: bool = True
+    begin_with: str | None = None
 
 
 @dataclass(frozen=True)

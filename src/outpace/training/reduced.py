@@ -51,6 +51,29 @@ def reduced_vocabulary(samples: Iterable[Sample], size: int, vocab_size: int, eo
             f"a draft vocabulary of {size} is asked for; allowed: from {max(1, len(ends))} (the end-of-text ids) to "
             f"{vocab_size} (the whole vocabulary)"
         )
+    counts, total = _counts(samples, vocab_size)
+    ranks = counts.clone()
+    ranks[torch.tensor(ends, dtype=torch.int64)] = total + 1
+    ids = ranks.sort(descending=True, stable=True).indices[:size].sort().values
+    return Reduced(ids, int(counts[ids].sum()) / total)
+
+
+def given_vocabulary(samples: Iterable[Sample], ids: Int[Tensor, " draft"], vocab_size: int) -> Reduced:
+    """A vocabulary that a head has already, and how much of the answers it covers.
+
+    Args:
+        samples, vocab_size: as for ``reduced_vocabulary``.
+        ids: the head's, rising.
+
+    Raises:
+        UsageError: a token is beyond the vocabulary, or no token is an answer's.
+    """
+    counts, total = _counts(samples, vocab_size)
+    return Reduced(ids, int(counts[ids].sum()) / total)
+
+
+def _counts(samples: Iterable[Sample], vocab_size: int) -> tuple[Int[Tensor, " vocab"], int]:
+    """How often each token is an answer's, and all together."""
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for sample in samples:
         tokens = sample.ids[sample.loss_mask].long()
@@ -60,7 +83,4 @@ def reduced_vocabulary(samples: Iterable[Sample], size: int, vocab_size: int, eo
     total = int(counts.sum())
     if total == 0:
         raise UsageError("no token of the samples is an answer's; allowed: one or more")
-    ranks = counts.clone()
-    ranks[torch.tensor(ends, dtype=torch.int64)] = total + 1
-    ids = ranks.sort(descending=True, stable=True).indices[:size].sort().values
-    return Reduced(ids, int(counts[ids].sum()) / total)
+    return counts, total
