@@ -27,6 +27,7 @@ from outpace.models.function import UNLIMITED
 from outpace.models.lent import Lent, room_of
 from outpace.models.one_by_one import OneByOne, cache_name
 from outpace.models.packing import pack
+from outpace.models.refine import refine
 from outpace.models.selfcheck import Script, chain_fault, own_fault, plain_fault, tree_fault
 from outpace.models.target import Scores, State, Tap, Target
 from outpace.models.transformer import PREFILL_TOKENS
@@ -54,6 +55,8 @@ class Hosted(Cached):
         room: what its cache holds.
         vocab_size, max_positions, name, folder, eos_ids, fingerprint: what the Target protocol shows.
         packed: pack CPU weights; None measures whether that pays.
+        bare_head: whether the model's logits are what its head gives, with nothing done to them: rounded ones are then
+            ``refine``d, where the head's rows are at hand.
     """
 
     def __init__(
@@ -68,13 +71,16 @@ class Hosted(Cached):
         eos_ids: tuple[int, ...],
         fingerprint: str,
         packed: bool | None,
+        bare_head: bool = False,
     ) -> None:
         self.model, self.room, self.vocab_size, self.max_positions = model, room, vocab_size, max_positions
         self.name, self.folder, self.eos_ids, self.fingerprint = name, folder, eos_ids, fingerprint
         self.device, self.dtype = model.device, model.dtype
         self.can_tree = True
         self.limited_by: str | None = None
+        rows, tied = _head_rows(model) if bare_head else (None, False)
         self.packed = pack(model, packed=packed)
+        self.head_rows = rows if tied or not self.packed else None
         text = model.config.get_text_config()
         self._asks_for_masks = text._attn_implementation == OURS
         self._cache_name = cache_name(model)
@@ -145,6 +151,11 @@ class Hosted(Cached):
             given["attention_mask"] = flight.mask(causal, self.dtype)
         with flight.under_way(), self._watcher.watching(taps, only) as seen:
             logits = self.model(input_ids=ids, position_ids=places, use_cache=True, **given).logits
+        if self.head_rows is not None:
+            states = seen["last_normed"]
+            if only is not None:
+                states = states[torch.arange(len(only), device=only.device), only][:, None]
+            logits = refine(logits, states, self.head_rows)
         return Scores(logits, torch.stack([seen[tap].to(self.dtype) for tap in taps], 2) if taps else None)
 
 
@@ -230,7 +241,7 @@ def host(
     script = Script.drawn(head.weight.shape[0])
     with _quiet():
         model.set_attn_implementation("eager")  # the published arithmetic
-        whole = _read_whole(model, script.runs)
+        whole, bare = _read_whole(model, script.runs)
         if fault := own_fault(script, whole):
             raise UnsupportedError(f"a model of type {kind!r} is not causal: {fault}; allowed: causal language models")
         shown: dict[str, Any] = {
@@ -244,7 +255,7 @@ def host(
         room = _fitted(model)
         reason = room if isinstance(room, str) else None
         if isinstance(room, Room):
-            hosted = Hosted(model, room, packed=packed, **shown)
+            hosted = Hosted(model, room, packed=packed, bare_head=bare, **shown)
             if (reason := chain_fault(hosted, script, whole)) is None:
                 hosted.limited_by = tree_fault(hosted, script, whole)
                 hosted.can_tree = hosted.limited_by is None
@@ -314,11 +325,31 @@ def _worded(what: str, hint: str | None) -> Iterator[None]:
 
 
 @torch.inference_mode()
-def _read_whole(model: Any, runs: dict[str, list[int]]) -> dict[str, Float[Tensor, "time vocab"]]:
-    """The model's own logits after every token of every text, in one forward without a cache."""
+def _read_whole(model: Any, runs: dict[str, list[int]]) -> tuple[dict[str, Float[Tensor, "time vocab"]], bool]:
+    """The model's own logits after every token of every text, in one forward without a cache.
+
+    Beside them, whether they are what its head gave, to the bit: some models scale or bend them.
+    """
+    given: list[Tensor] = []
+    hook = model.get_output_embeddings().register_forward_hook(lambda *seen: given.append(seen[-1].clone()))
     texts = [torch.tensor(run, device=model.device) for run in runs.values()]
-    read = model(input_ids=pad_sequence(texts, batch_first=True, padding_value=int(texts[0][0])), use_cache=False)
-    return {name: row[: len(run)] for (name, run), row in zip(runs.items(), read.logits, strict=True)}
+    try:
+        ids = pad_sequence(texts, batch_first=True, padding_value=int(texts[0][0]))
+        read = model(input_ids=ids, use_cache=False)
+    finally:
+        hook.remove()
+    rows = {name: row[: len(run)] for (name, run), row in zip(runs.items(), read.logits, strict=True)}
+    return rows, len(given) == 1 and torch.equal(given[0], read.logits)
+
+
+def _head_rows(model: Any) -> tuple[Tensor | None, bool]:
+    """The rows of a head that rounds and is a matrix alone, and whether they are the embeddings too; else None."""
+    head = model.get_output_embeddings()
+    bias = getattr(head, "bias", None)
+    if type(head) is not nn.Linear or bias is not None or head.weight.dtype not in (torch.bfloat16, torch.float16):
+        return None, False
+    embeddings = model.get_input_embeddings().weight
+    return head.weight.detach(), embeddings.data_ptr() == head.weight.data_ptr()
 
 
 def _max_positions(config: Any, name: str) -> int:
