@@ -173,7 +173,7 @@ SAID: dict[str, Any] = {
 
 def overruled() -> None:
     target = lively()
-    assert SAID.keys() == {one.name for one in fields(HeadSettings)} - {"warm_start"}
+    assert SAID.keys() == {one.name for one in fields(HeadSettings)} - {"warm_start", "begin_with"}
     for name, value in SAID.items():
         usual, changed = shape_for(target, OWN), shape_for(target, replace(OWN, **{name: value}))
         assert getattr(usual, name) != value and changed == replace(usual, **{name: value}), name

@@ -67,7 +67,7 @@ def eagle3(
     everyone = processes()
     if plan and not everyone.is_main_process:
         return
-    with _notices():
+    with _notices(), _leaving(everyone):
         if plan:
             found = _forecast(chosen, work, recorded, everyone)
         else:
@@ -140,7 +140,6 @@ def _trained(
             typer.echo(f"outpace: what was done is kept in {work}; go on with --resume", err=True)
         raise
     everyone.wait_for_everyone()
-    everyone.end_training()
     return {
         "path": str(out.absolute()),
         "target": recipe.target,
@@ -159,6 +158,15 @@ def _notices() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: typer.echo(f"outpace: {message}", err=True)
         yield
+
+
+@contextmanager
+def _leaving(everyone: Any) -> Iterator[None]:
+    """Processes that talked to each other part in order, whatever happened: one that just ends may abort the others."""
+    try:
+        yield
+    finally:
+        everyone.end_training()
 
 
 def _progress(everyone: Any) -> Any:

@@ -40,6 +40,7 @@ def made_once(accelerator: Accelerator, make: Callable[[], Made]) -> Made:
             held[1] = error
     made, refused = broadcast_object_list(held)
     if refused is not None:
+        accelerator.wait_for_everyone()  # nobody leaves before all have been told: their connections would break
         raise refused
     found: Made = made
     return found
