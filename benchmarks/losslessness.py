@@ -51,6 +51,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     target = load_target(args.target, dtype=args.dtype)
     pairs = [*PAIRS, *([(args.draft, "dynamic", 24)] if args.draft else [])]
+    if wrong := sorted(set(args.pairs or ()) - set(range(1, 1 + len(pairs)))):
+        parser.error(f"--pairs is {wrong[0]}; allowed: 1 to {len(pairs)}")
     cells: list[dict[str, Any]] = []
     gates: list[Gate] = []
     for place, (name, tree, nodes) in enumerate(pairs, 1):
