@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hosts import hosted, model_of
 from outpace.errors import UnsupportedError, WeightsError
-from outpace.models.ends import read_embeddings, read_ends, read_head
+from outpace.models.ends import read_embeddings, read_ends, read_head, stored_ends
 from outpace.models.function import FunctionTarget
 from outpace.models.load import load_target
 from outpace.models.shape import Shape
@@ -140,3 +140,18 @@ def test_another_head_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(AssertionError):
         check(target, beside(target, tmp_path), read_embeddings(target))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_ends_of_a_folder_are_those_of_its_model(tied: bool, tmp_path: Path) -> None:
+    config = tiny_config(tie_word_embeddings=tied)
+    save_tensors(tmp_path, tiny_tensors(config))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    stored, read = stored_ends(tmp_path), read_ends(load_target(tmp_path, dtype="fp32"))
+    assert torch.equal(stored.embeddings, read.embeddings) and torch.equal(stored.head, read.head)
+
+
+def test_of_a_folder_a_bias_is_refused_too(tmp_path: Path) -> None:
+    model_of("phi").save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedError, match=f"the head of the target '{tmp_path}' adds a bias; allowed: a head of"):
+        stored_ends(tmp_path)

@@ -5,7 +5,7 @@ Knows nothing of verdicts' mathematics: it is told what was kept and guesses aga
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -21,6 +21,9 @@ from outpace.verification.probabilities import Sampling, draw
 from outpace.verification.tree import DraftTree
 
 Features = Float[Tensor, "_places taps width"]
+
+Rates = tuple[float, ...] | tuple[tuple[float, ...], ...]
+"""How often the child of each rank is the right one: one list for all depths, or one a depth, the first for depth 1."""
 
 
 @dataclass(frozen=True)
@@ -95,16 +98,16 @@ class Drafter(Protocol):
 class Rated(Protocol):
     """A drafter of which it was measured how often its child of each rank is the right one."""
 
-    rates: tuple[float, ...]
+    rates: Rates
     """Above 0 and never rising; none where nobody measured it."""
 
 
-def own_rates(drafter: object) -> tuple[float, ...]:
+def own_rates(drafter: object) -> Rates:
     """The rates that were measured of a drafter, if any were."""
     return drafter.rates if isinstance(drafter, Rated) else ()
 
 
-def rates_of(branching: Branching, drafter: Drafter) -> tuple[float, ...]:
+def rates_of(branching: Branching, drafter: Drafter) -> Rates:
     """The rates that a static tree is made for: those that it names, else the drafter's own.
 
     Raises:
@@ -123,6 +126,11 @@ def rates_of(branching: Branching, drafter: Drafter) -> tuple[float, ...]:
 def falling(shares: Iterable[float]) -> tuple[float, ...]:
     """Shares by rank, as they were counted, as rates: never rising, and without those that are 0."""
     return tuple(rate for rate in accumulate(shares, min) if rate > 0)
+
+
+def falling_by_depth(tables: Iterable[Iterable[float]]) -> tuple[tuple[float, ...], ...]:
+    """The same, a list a depth; they end above the first depth at which no rank was ever right."""
+    return tuple(takewhile(bool, map(falling, tables)))
 
 
 def chains(drafts: list[list[int]]) -> DraftTree:

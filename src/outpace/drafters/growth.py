@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from outpace.drafters.budget import Budget
-from outpace.drafters.drafter import Proposal
+from outpace.drafters.drafter import Proposal, Rates
 from outpace.models.target import padded
 from outpace.verification.coins import Keys
 from outpace.verification.matching import candidates, race
@@ -264,7 +264,7 @@ def _draw(
 # ---- children by rank in a shape that stands -----------------------------------------------------------------------
 
 
-def shaped_tree(look: Look, budget: Budget, rates: tuple[float, ...], ends: frozenset[int]) -> Proposal:
+def shaped_tree(look: Look, budget: Budget, rates: Rates, ends: frozenset[int]) -> Proposal:
     """Deterministic children in the best static tree for these rates: the place of rank r has the draft's r-th best.
 
     The shape of a row depends on its budget alone. Left out of it are the children of an end-of-text token and of a row
@@ -274,7 +274,8 @@ def shaped_tree(look: Look, budget: Budget, rates: tuple[float, ...], ends: froz
     Args:
         look: asked once a depth, first for the root alone.
         budget: at least one row may draft.
-        rates: how often the child of each rank is the right one; above 0 and never rising, at least one.
+        rates: how often the child of each rank is the right one; above 0 and never rising, at least one. No node stands
+            deeper than rates by depth reach.
         ends: tokens that get no children.
 
     Returns:
@@ -302,9 +303,10 @@ def shaped_tree(look: Look, budget: Budget, rates: tuple[float, ...], ends: froz
 
 
 @lru_cache(maxsize=256)
-def static_shape(rates: tuple[float, ...], nodes: int, depth: int) -> StaticShape:
+def static_shape(rates: Rates, nodes: int, depth: int) -> StaticShape:
     """The shape of a static tree before anything is left out of it."""
-    return static_tree(rates, nodes, depth)
+    by_depth = isinstance(rates[0], tuple)
+    return static_tree(rates, nodes, min(depth, len(rates)) if by_depth else depth)
 
 
 def _best(
