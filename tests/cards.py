@@ -16,8 +16,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from heads import random_head, shape_of
-from outpace.drafters.card import Card, write_card
+from outpace.drafters.card import write_card
 from outpace.drafters.head import Head
+from outpace.drafters.record import Card
 from outpace.drafters.walk import Walker
 from outpace.export.formats import FORMATS
 from outpace.models.target import Target

@@ -41,7 +41,7 @@ def test_plain_output_is_a_line_for_people(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("to", "out", "message"),
     [
-        ("gguf", "out", "outpace: the layout is 'gguf'; allowed: safeailab, sglang, speculators, vllm\n"),
+        ("gguf", "out", "outpace: the layout is 'gguf'; allowed: safeailab, sglang, speculators, vllm, medusa\n"),
         ("vllm", "card", "card holds config.json; allowed: a folder that is new or empty\n"),
     ],
 )

@@ -23,14 +23,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import outpace
+from first_heads import first_shape, learnt
 from hosts import model_of, random_ids
+from medusas import by_heart, mostly_first
 from outpace.decoding.control import Fixed
 from outpace.decoding.loop import Request, TokenLogprob
 from outpace.decoding.options import sampling_of
 from outpace.decoding.turn import Turn
 from outpace.drafters.budget import Branching
 from outpace.drafters.drafter import Drafter
+from outpace.drafters.eagle import Eagle
+from outpace.drafters.first_head import FirstHead
 from outpace.drafters.lookup import Lookup
+from outpace.drafters.medusa import Medusa
+from outpace.drafters.medusa_heads import MedusaHeads
 from outpace.drafters.small import Small
 from outpace.models.cache import Cache
 from outpace.models.hosted import host
@@ -45,7 +51,7 @@ from toys import VOCAB, must_fail, run
 FAST = ("llama", "qwen2", "qwen3", "mistral")
 HOSTED = ("gpt2", *FAST, "gemma", "mixtral")
 TARGETS = [*(f"{family}-hosted" for family in HOSTED), *(f"{family}-fast" for family in FAST)]
-DRAFTERS = ("lookup", "other", "itself")
+DRAFTERS = ("lookup", "other", "itself", "medusa", "eagle1")
 NEW = 12
 NEAR_TIE = 1e-4  # of two logits, or of two clocks as a share: forwards differ by less
 PROMPTS = [random_ids(5, 5), [7, 8, 9] * 4, [3], random_ids(17, 17)]  # within and beyond the windows of 8
@@ -74,10 +80,32 @@ def target_of(name: str, shaken: float = 0.0) -> Target:
     return Transformer(shape, dict(model.state_dict()), dtype=torch.float32, packed=False, name=name)
 
 
-def drafter_of(name: str, kind: str, ends: Sequence[int] = ()) -> Drafter:
-    """A drafter, and the ids that end a text as far as it knows."""
+@cache
+def first_of(name: str) -> FirstHead:
+    """An EAGLE-1 head that has begun to learn the greedy texts."""
+    texts = [[*PROMPTS[prompt], *plain(name, prompt, "greedy")] for prompt in range(len(PROMPTS))]
+    return learnt(target_of(name), texts, first_shape(hidden_size=64, head_width=16), passes=8)
+
+
+@cache
+def heads_of(name: str, law: str) -> MedusaHeads:
+    """Medusa heads that know the plain texts, but take another token for a likelier one now and then."""
+    texts = [(PROMPTS[prompt], plain(name, prompt, law)) for prompt in range(len(PROMPTS))]
+    return by_heart(target_of(name), texts, rank=mostly_first)
+
+
+def drafter_of(name: str, kind: str, ends: Sequence[int] = (), law: str = "greedy") -> Drafter:
+    """A drafter, and the ids that end a text as far as it knows; what was learnt by heart are the texts of a law."""
     if kind == "lookup":
         return Lookup(eos_ids=tuple(ends))
+    if kind == "medusa":
+        medusa = Medusa(heads_of(name, law), target_of(name), packed=False)
+        medusa.eos_ids = frozenset(ends)
+        return medusa
+    if kind == "eagle1":
+        eagle = Eagle(first_of(name), target_of(name), packed=False)
+        eagle.eos_ids = frozenset(ends)
+        return eagle
     family = name.partition("-")[0]
     other = f"{family}-{'fast' if family in FAST else 'hosted'}"
     small = Small(target_of(name) if kind == "itself" else target_of(other, SHAKEN), target_of(name))
@@ -176,7 +204,7 @@ def said_as_plainly(name: str, kind: str, case: Case) -> None:
     expected = [until(plain(name, prompt, case.law)[: case.new], eos) for prompt in case.prompts]
     results = outpace.generate(
         target_of(name),
-        drafter_of(name, kind, eos if case.told else ()),
+        drafter_of(name, kind, eos if case.told else (), case.law),
         [PROMPTS[prompt] for prompt in case.prompts],
         max_new_tokens=case.new,
         batch_size=case.slots,
@@ -262,8 +290,9 @@ def test_a_target_accepts_itself_whole(
 
 
 @pytest.mark.parametrize("name", [name for name in TARGETS if name.partition("-")[0] not in FAST or "fast" in name])
-def test_the_other_model_is_right_now_and_then(name: str) -> None:
-    """It is neither the target nor a stranger, and children of later ranks come true, which are moved in the cache."""
+@pytest.mark.parametrize("kind", ["other", "medusa", "eagle1"])
+def test_guesses_are_right_now_and_then(name: str, kind: str) -> None:
+    """Neither the target's nor a stranger's; and children of later ranks come true, which are moved in the cache."""
     later = 0
 
     def look(turn: Turn, rows: list[int]) -> None:
@@ -273,7 +302,7 @@ def test_the_other_model_is_right_now_and_then(name: str) -> None:
 
     requests = [Request(prompt, max_new_tokens=NEW) for prompt in PROMPTS]
     control = Fixed(Branching.parse("top-k:3"), 3, 12)
-    rows = run(target_of(name), drafter_of(name, "other"), requests, control=control, observer=look)
+    rows = run(target_of(name), drafter_of(name, kind), requests, control=control, observer=look)
     accepted, turns = (sum(getattr(row.stats, part) for row in rows) for part in ("accepted", "turns"))
     assert 0.5 <= accepted / turns <= 2.5 and later >= 4
 

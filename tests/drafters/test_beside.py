@@ -7,7 +7,8 @@ import torch
 
 from cards import USUAL, card_for, same_weights, unnamed
 from heads import random_head, shape_of
-from outpace.drafters.card import BESIDE, read_card, write_card
+from outpace.drafters.card import read_card, write_card
+from outpace.drafters.record import BESIDE
 from outpace.drafters.stored import require_place
 from outpace.errors import UsageError, WeightsError
 from outpace.export.formats import FORMATS, export

@@ -9,7 +9,7 @@ from safetensors import safe_open
 
 from cards import USUAL, card_for, document, exported, target_of
 from heads import LEGAL, random_head, shape_of
-from outpace.drafters.card import Card, TargetRecord
+from outpace.drafters.record import Card, TargetRecord
 
 LAYER = {
     "self_attn.q_proj.weight": [32, 64],

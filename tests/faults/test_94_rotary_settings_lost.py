@@ -8,7 +8,7 @@ import torch
 
 from cards import USUAL, change_document, exported, logits_of, written
 from heads import random_head, shape_of
-from outpace.drafters import card, layouts
+from outpace.drafters import card, configurations
 from outpace.drafters.card import read_card
 from outpace.drafters.head import HeadShape
 from outpace.drafters.layouts import read_layout
@@ -130,9 +130,11 @@ def no_base(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def bases_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reader looks for the base and the scaling in the older place alone."""
-    monkeypatch.setattr(
-        layouts, "rotary_parameters", lambda said: {"rope_type": "default", "rope_theta": said.get("rope_theta", 1e4)}
-    )
+
+    def older(said: dict[str, Any]) -> dict[str, Any]:
+        return {"rope_type": "default", "rope_theta": said.get("rope_theta", 1e4)}
+
+    monkeypatch.setattr(configurations, "rotary_parameters", older)
 
 
 @pytest.mark.parametrize("plant", [no_scaling, no_base, bases_elsewhere])

@@ -1,4 +1,4 @@
-"""A layer that walks on the target's own features (EAGLE-3): it drafts chains and trees with a cache of its own.
+"""A layer that walks on the target's features (EAGLE-1, -2, -3): it drafts chains and trees with a cache of its own.
 
 Knows nothing of verdicts. Its cache holds entries of real features only: what was drafted in between is overwritten,
 so that after any acceptance it says what reading the whole text anew would say.
@@ -14,13 +14,14 @@ from torch.nn.functional import pad
 
 from outpace.drafters.budget import KINDS, Budget, Kind
 from outpace.drafters.drafter import DraftState, Features, Proposal, chains, falling, pick, rates_of
+from outpace.drafters.first_head import AnyHead, FirstHead
 from outpace.drafters.growth import ranked_tree, sampled_tree, shaped_tree
 from outpace.drafters.head import Head
 from outpace.drafters.levels import Levels
 from outpace.drafters.walk import Walker
 from outpace.errors import UsageError, WeightsError
 from outpace.models.cache import Cache
-from outpace.models.ends import read_embeddings
+from outpace.models.ends import read_embeddings, share_head
 from outpace.models.target import Tap, Target
 from outpace.models.transformer import PREFILL_TOKENS, Transformer
 from outpace.verification.coins import Keys, Noise, Purpose
@@ -49,7 +50,7 @@ class EagleState:
 
 
 class Eagle:
-    """Drafts by one layer on the target's features: in at the taps, out in a vocabulary of the head's own.
+    """Drafts by one layer on the target's features: in at the taps, out by rows of the head's own or by the target's.
 
     At position t the head reads the target's features there and the token behind it, and speaks of the token after
     that. Further tokens are drafted on its own outputs in place of features.
@@ -62,19 +63,22 @@ class Eagle:
     Every depth takes one pass over what is new in it.
 
     Args:
-        head: the weights, copied.
+        head: the weights, copied; of EAGLE-3 with a vocabulary of its own, or of EAGLE-1, which speaks through the
+            target's head, whole, in the target's dtype and memory.
         target: the one to be accelerated; the head embeds tokens as it does.
         dtype: of the head's matrices and cache; None takes the target's.
         packed: pack CPU weights; None measures whether that pays.
-        name: what statistics call it.
+        name: what statistics call it; None takes the head's method.
         rates: acceptance by rank as it was measured, none where nobody did.
 
     Raises:
         UsageError: the head was made for another vocabulary, width or depth than the target's, or the target shows no
             features.
-        WeightsError: the target shows no embeddings, or the head's map of ids does not rise within the vocabulary.
+        WeightsError: the target shows no embeddings, or no head to speak through, or the head's map of ids does not
+            rise within the vocabulary.
 
-    Source: EAGLE-3 (Li et al., arXiv 2503.01840); trees: EAGLE-2 (arXiv 2406.16858), Sequoia (arXiv 2402.12374).
+    Source: EAGLE-3 (Li et al., arXiv 2503.01840), EAGLE (arXiv 2401.15077); trees: EAGLE-2 (arXiv 2406.16858),
+    Sequoia (arXiv 2402.12374).
     """
 
     taps: tuple[Tap, ...]
@@ -82,14 +86,15 @@ class Eagle:
 
     def __init__(
         self,
-        head: Head,
+        head: AnyHead,
         target: Target,
         *,
         dtype: torch.dtype | None = None,
         packed: bool | None = None,
-        name: str = "eagle3",
+        name: str | None = None,
         rates: tuple[float, ...] = (),
     ) -> None:
+        name = head.method if name is None else name
         self.name, self.taps, self.rates = name, head.shape.taps, falling(rates)
         _require_fit(head, target, name)
         own = head.embed_tokens
@@ -100,10 +105,11 @@ class Eagle:
                 f"the drafter {name!r} embeds tokens as the target {target.name!r} does, {rows.shape[1]} wide; "
                 f"allowed: its own hidden_size of {head.shape.hidden_size}"
             )
-        self.walker = Walker(head, rows, dtype=dtype, packed=packed)
+        shared = share_head(target) if isinstance(head, FirstHead) else None
+        self.walker = Walker(head, rows, dtype=dtype, packed=packed, shared=shared)
         self.max_positions, self.vocab_size = head.shape.max_positions, target.vocab_size
         self.eos_ids = frozenset(target.eos_ids)
-        self._ids = None if head.d2t is None else _rising(head, name).to(target.device)
+        self._ids = _rising(head, name).to(target.device) if isinstance(head, Head) and head.d2t is not None else None
 
     # ---- the Drafter protocol ----------------------------------------------------------------------------------------
 
@@ -340,9 +346,10 @@ def _rising(head: Head, name: str) -> Int[Tensor, " draft"]:
     return ids
 
 
-def _require_fit(head: Head, target: Target, name: str) -> None:
+def _require_fit(head: AnyHead, target: Target, name: str) -> None:
     """Refuse a head for another vocabulary, depth or width; the target is asked what it shows at the taps."""
-    shape, deepest = head.shape, max(head.shape.taps)
+    shape = head.shape
+    deepest = max((tap for tap in shape.taps if isinstance(tap, int)), default=0)
     if shape.vocab_size != target.vocab_size:
         raise UsageError(
             f"the drafter {name!r} is for a vocabulary of {shape.vocab_size}; allowed: {target.vocab_size}, that of "

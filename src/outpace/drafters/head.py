@@ -4,7 +4,7 @@ Knows nothing of attention over other positions, of caches or of how drafts are 
 their own ways and take everything else from here. Parameters bear the names of the published layout.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,19 +70,28 @@ class HeadShape:
     norm_output: bool
 
     def __post_init__(self) -> None:
-        for name in _SIZES:
-            if getattr(self, name) < 1:
-                raise WeightsError(f"{name} of the head is {getattr(self, name)}; allowed: 1 or more")
+        require_sizes(self, _SIZES)
         if not self.taps or min(self.taps) < 0:
             raise WeightsError(f"the taps of the head are {list(self.taps)}; allowed: one or more, each 0 or above")
-        if self.heads % self.kv_heads:
-            raise WeightsError(f"the head has {self.heads} heads; allowed: a multiple of its {self.kv_heads} kv_heads")
         if self.draft_vocab_size > self.vocab_size:
             raise WeightsError(
                 f"draft_vocab_size is {self.draft_vocab_size}; allowed: up to the vocab_size of {self.vocab_size}"
             )
         if self.norm_before_fc and self.fc_norm:
             raise UnsupportedError("norm_before_fc and fc_norm are both true; allowed: one of them, or neither")
+
+
+def require_sizes(shape: Any, names: Iterable[str]) -> None:
+    """Refuse a shape whose sizes are no sizes, or whose heads cannot share keys and values evenly.
+
+    Raises:
+        WeightsError: one of the ``names`` is below 1, or ``heads`` is no multiple of ``kv_heads``.
+    """
+    for name in names:
+        if getattr(shape, name) < 1:
+            raise WeightsError(f"{name} of the head is {getattr(shape, name)}; allowed: 1 or more")
+    if shape.heads % shape.kv_heads:
+        raise WeightsError(f"the head has {shape.heads} heads; allowed: a multiple of its {shape.kv_heads} kv_heads")
 
 
 class Head(nn.Module):
@@ -101,6 +110,8 @@ class Head(nn.Module):
     Source: EAGLE-3 (Li et al., arXiv 2503.01840).
     """
 
+    method = "eagle3"
+    """What cards and statistics call it."""
     d2t: Int[Tensor, " draft"] | None
     t2d: Bool[Tensor, " vocab"] | None
 
@@ -122,6 +133,11 @@ class Head(nn.Module):
         self.register_buffer("t2d", ids < shape.draft_vocab_size if reduced else None)
 
     @property
+    def layer(self) -> "_Layer":
+        """The one layer."""
+        return self.midlayer
+
+    @property
     def target_ids(self) -> Int[Tensor, " draft"]:
         """The target's id of every draft id; ``d2t`` holds how far the two lie apart."""
         ids = torch.arange(self.shape.draft_vocab_size, device=self.lm_head.weight.device)
@@ -131,10 +147,10 @@ class Head(nn.Module):
         """The first state of a walk, from the target's features at the taps."""
         if self.fc_norm is not None:
             parts = zip(self.fc_norm, features.unbind(-2), strict=True)
-            features = torch.stack([_normed(norm, part) for norm, part in parts], -2)
+            features = torch.stack([norm_states(norm, part) for norm, part in parts], -2)
         joined = features.flatten(-2)
         if self.input_norm is not None:
-            joined = _normed(self.input_norm, joined)
+            joined = norm_states(self.input_norm, joined)
         return self._state(self.fc(joined.to(self.fc.weight.dtype)))
 
     def enter(
@@ -152,9 +168,9 @@ class Head(nn.Module):
             hidden: the states.
         """
         layer, width = self.midlayer, self.shape.head_width
-        normed = _normed(layer.hidden_norm, hidden)
+        normed = norm_states(layer.hidden_norm, hidden)
         residual = normed if self.shape.norm_before_residual else self._state(hidden)
-        joined = torch.cat((_normed(layer.input_layernorm, embedded), normed), -1)
+        joined = torch.cat((norm_states(layer.input_layernorm, embedded), normed), -1)
         queries, keys, values = layer.self_attn(joined.to(self.fc.weight.dtype))
         return (
             residual,
@@ -174,16 +190,16 @@ class Head(nn.Module):
         """
         layer, dtype = self.midlayer, self.fc.weight.dtype
         between = residual + layer.self_attn.o_proj(attended.to(dtype))
-        out: Tensor = between + layer.mlp(_normed(layer.post_attention_layernorm, between).to(dtype))
+        out: Tensor = between + layer.mlp(norm_states(layer.post_attention_layernorm, between).to(dtype))
         return out
 
     def feed(self, out: Float[Tensor, "*lead hidden"]) -> Float[Tensor, "*lead hidden"]:
         """What the next step takes as its state."""
-        return _normed(self.norm, out) if self.shape.norm_output else out
+        return norm_states(self.norm, out) if self.shape.norm_output else out
 
     def logits(self, out: Float[Tensor, "*lead hidden"]) -> Float[Tensor, "*lead draft"]:
         """Draft logits over the draft vocabulary."""
-        logits: Tensor = self.lm_head(_normed(self.norm, out).to(self.fc.weight.dtype))
+        logits: Tensor = self.lm_head(norm_states(self.norm, out).to(self.fc.weight.dtype))
         return logits
 
     def _state(self, hidden: Tensor) -> Tensor:
@@ -195,30 +211,35 @@ class _Layer(nn.Module):
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
-        hidden, eps = shape.hidden_size, shape.norm_eps
-        self.self_attn, self.mlp = _Attention(shape), _FeedForward(hidden, shape.feed_forward)
+        hidden, eps, width = shape.hidden_size, shape.norm_eps, shape.head_width
+        self.self_attn = Attention(2 * hidden, shape.heads * width, shape.kv_heads * width, hidden)
+        self.mlp = FeedForward(hidden, shape.feed_forward)
         self.input_layernorm = nn.RMSNorm(hidden, eps)
         self.hidden_norm = nn.RMSNorm(hidden, eps)
         self.post_attention_layernorm = nn.RMSNorm(hidden, eps)
 
 
-class _Attention(nn.Module):
-    """Projections of attention: of embedding and state side by side into it, and of its heads out of it."""
+class Attention(nn.Module):
+    """Projections of attention under their published names: of what enters into it, and of its heads out of it.
 
-    def __init__(self, shape: HeadShape) -> None:
+    Args:
+        entering, query, key, leaving: how wide the input, all query heads, all key heads, and the output are.
+    """
+
+    def __init__(self, entering: int, query: int, key: int, leaving: int) -> None:
         super().__init__()
-        entering, query, key = 2 * shape.hidden_size, shape.heads * shape.head_width, shape.kv_heads * shape.head_width
         self.q_proj = nn.Linear(entering, query, bias=False)
         self.k_proj = nn.Linear(entering, key, bias=False)
         self.v_proj = nn.Linear(entering, key, bias=False)
-        self.o_proj = nn.Linear(query, shape.hidden_size, bias=False)
+        self.o_proj = nn.Linear(query, leaving, bias=False)
 
     def forward(self, joined: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, all heads side by side."""
         return self.q_proj(joined), self.k_proj(joined), self.v_proj(joined)
 
 
-class _FeedForward(nn.Module):
-    """The gated feed-forward."""
+class FeedForward(nn.Module):
+    """The gated feed-forward under its published names."""
 
     def __init__(self, hidden: int, wide: int) -> None:
         super().__init__()
@@ -227,11 +248,12 @@ class _FeedForward(nn.Module):
         self.down_proj = nn.Linear(wide, hidden, bias=False)
 
     def forward(self, normed: Tensor) -> Tensor:
+        """Down from the gated inner width."""
         gated: Tensor = self.down_proj(functional.silu(self.gate_proj(normed)) * self.up_proj(normed))
         return gated
 
 
-def _normed(norm: Any, states: Tensor) -> Tensor:
-    """A norm in the dtype of its weights."""
+def norm_states(norm: Any, states: Tensor) -> Tensor:
+    """A norm, computed in the dtype of its weights."""
     normed: Tensor = norm(states.to(norm.weight.dtype))
     return normed

@@ -13,10 +13,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from outpace.drafters.configurations import PLAIN_LAYER, layer_sizes, require_one_layer, size, switch
+from outpace.drafters.first_layouts import WRAPPED, is_first
 from outpace.drafters.head import Head, HeadShape
+from outpace.drafters.medusa_layout import is_medusa
 from outpace.drafters.stored import FLAGS, fill
 from outpace.errors import UnsupportedError, WeightsError
-from outpace.models.rotary import Rotary, rotary_parameters
 from outpace.models.weights import load_tensors, read_config, tensor_files
 
 Kind = Literal["llama", "speculators"]
@@ -24,23 +26,9 @@ Kind = Literal["llama", "speculators"]
 PLAIN = "LlamaForCausalLM"
 """The architecture that SafeAILab writes: a layout without switches."""
 IDS = "eagle_aux_hidden_state_layer_ids"
-_ASSUMED: dict[str, Any] = {  # what a Llama configuration means by leaving a key out
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-    "vocab_size": 32000,
-}
 _ONLY: dict[str, Any] = {  # what no head here has in another way; a key that is left out means the same
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-    "qkv_bias": False,
+    **PLAIN_LAYER,
     "bias": False,
-    "quantization_config": None,
-    "logit_scale": 1.0,
     "use_aux_hidden_state": True,
     "use_input_layernorm_in_first_layer": True,
     "use_last_layernorm": True,
@@ -49,7 +37,6 @@ _ONLY: dict[str, Any] = {  # what no head here has in another way; a key that is
     "parallel_draft_step": 1,
     "parallel_drafting": False,
 }
-_NUMBERS = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 _ASIDE = ".rotary_emb.inv_freq"
 """Tensors that older writers saved though they follow from the configuration."""
 
@@ -73,9 +60,25 @@ def is_head(folder: Path) -> bool:
     """Whether a folder holds a head that reads a target's features, of whatever kind, and no language model.
 
     Raises:
+        WeightsError: as for ``method_of``.
+    """
+    return method_of(folder) is not None
+
+
+def method_of(folder: Path) -> str | None:
+    """The method of the head that a folder holds; None where it holds none, but a language model.
+
+    It is ``eagle1``, ``medusa``, or ``eagle3``: ``read_layout`` refuses by name what is of yet another method.
+
+    Raises:
         WeightsError: as for ``read_config`` and ``tensor_files``.
     """
-    return "speculators_model_type" in read_config(folder) or "fc.weight" in tensor_files(folder)
+    if is_medusa(folder):
+        return "medusa"
+    config, names = read_config(folder), tensor_files(folder)
+    if config.get("model_type") == WRAPPED or is_first(folder):
+        return "eagle1"
+    return "eagle3" if "speculators_model_type" in config or "fc.weight" in names else None
 
 
 def read_layout(folder: Path, layers: int | None = None) -> Layout:
@@ -114,7 +117,7 @@ def _require_eagle3(config: Mapping[str, Any], tensors: Mapping[str, Tensor], fo
     if not any(name.endswith("hidden_norm.weight") for name in tensors):
         raise UnsupportedError(
             f"{folder} holds no hidden_norm.weight, which every EAGLE-3 head has",
-            hint="heads of EAGLE-1 and of other methods are not read",
+            hint="heads of EAGLE-1 and of other methods are not read here",
         )
 
 
@@ -154,40 +157,21 @@ def _shape(said: Mapping[str, Any], kind: Kind, layers: int | None, folder: Path
     """The arithmetic that a configuration asks for."""
     _require_known(said, kind, folder)
     _tell_what_is_left_out(said, kind, folder)
-    whole = _ASSUMED | {name: value for name, value in said.items() if value is not None}
-    sizes = {name: _size(whole, name, folder) for name in _ASSUMED if name != "rms_norm_eps"}
-    heads, hidden = sizes["num_attention_heads"], sizes["hidden_size"]
-    width = _size(whole, "head_dim", folder) if "head_dim" in whole else hidden // heads
+    sizes = layer_sizes(said, folder)
+    hidden, vocab = sizes["hidden_size"], sizes["vocab_size"]
+    flags: dict[str, Any] = {name: _flag(said, name, kind, folder) for name in FLAGS}
     return HeadShape(
-        hidden_size=hidden,
-        target_hidden_size=_size(whole, "target_hidden_size", folder) if "target_hidden_size" in whole else hidden,
+        **sizes,
+        **flags,
+        target_hidden_size=_size(said, "target_hidden_size", hidden, folder),
+        draft_vocab_size=_size(said, "draft_vocab_size", vocab, folder),
         taps=_taps(said, layers, folder),
-        heads=heads,
-        kv_heads=_size(whole, "num_key_value_heads", folder) if "num_key_value_heads" in whole else heads,
-        head_width=width,
-        feed_forward=sizes["intermediate_size"],
-        vocab_size=sizes["vocab_size"],
-        draft_vocab_size=_size(whole, "draft_vocab_size", folder)
-        if "draft_vocab_size" in whole
-        else sizes["vocab_size"],
-        norm_eps=_number(whole["rms_norm_eps"], "rms_norm_eps", folder),
-        max_positions=sizes["max_position_embeddings"],
-        rotary=_rotary(said, width, sizes["max_position_embeddings"], folder),
-        **{name: _flag(said, name, kind, folder) for name in FLAGS},
     )
 
 
-def _size(said: Mapping[str, Any], name: str, folder: Path) -> int:
-    value = said[name]
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise WeightsError(f"{name} in config.json of {folder} is {value!r}; allowed: a whole number, 1 or more")
-    return value
-
-
-def _number(value: Any, name: str, folder: Path) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-        raise WeightsError(f"{name} in config.json of {folder} is {value!r}; allowed: a number above 0")
-    return float(value)
+def _size(said: Mapping[str, Any], name: str, otherwise: int, folder: Path) -> int:
+    """A size that is another one where nothing is said of it."""
+    return otherwise if said.get(name) is None else size(said, name, folder)
 
 
 def _flag(said: Mapping[str, Any], name: str, kind: Kind, folder: Path) -> bool:
@@ -197,10 +181,7 @@ def _flag(said: Mapping[str, Any], name: str, kind: Kind, folder: Path) -> bool:
             f"config.json of {folder} does not say norm_before_residual; allowed: true or false",
             hint="speculators takes false for it and vLLM true: ask who trained the head, and write it there",
         )
-    value = said.get(name, False)
-    if not isinstance(value, bool):
-        raise WeightsError(f"{name} in config.json of {folder} is {value!r}; allowed: true or false")
-    return value
+    return switch(said.get(name, False), name, folder)
 
 
 def _tell_what_is_left_out(said: Mapping[str, Any], kind: Kind, folder: Path) -> None:
@@ -217,39 +198,12 @@ def _tell_what_is_left_out(said: Mapping[str, Any], kind: Kind, folder: Path) ->
 
 
 def _require_known(said: Mapping[str, Any], kind: Kind, folder: Path) -> None:
-    if said.get("model_type") != "llama":
-        raise UnsupportedError(f"model_type of the layer of {folder} is {said.get('model_type')!r}; allowed: 'llama'")
-    if (count := said.get("num_hidden_layers", _ASSUMED["num_hidden_layers"])) != 1:
-        raise UnsupportedError(f"num_hidden_layers of {folder} is {count}; allowed: 1")
-    for name, only in _ONLY.items():
-        if (value := said.get(name)) not in (None, only):
-            raise UnsupportedError(f"{name} of {folder} is {value!r}; allowed: {only!r}")
-    if "sliding_attention" in (said.get("layer_types") or ()):
-        raise UnsupportedError(f"layer_types of {folder} is {said['layer_types']}; allowed: full_attention")
+    require_one_layer(said, _ONLY, folder)
     if said.get("tie_word_embeddings") and kind == "llama":
         raise UnsupportedError(
             f"tie_word_embeddings of {folder} is true; allowed: false",
             hint="a head has a lm_head of its own; some writers copied this from the target's configuration",
         )
-
-
-def _rotary(said: Mapping[str, Any], width: int, positions: int, folder: Path) -> dict[str, Any]:
-    """Rotary settings of either layout; where both are there, they must agree."""
-    scalings = [said[name] for name in ("rope_scaling", "rope_parameters") if said.get(name)]
-    if not all(isinstance(one, dict) for one in scalings):
-        raise WeightsError(f"rope_scaling in config.json of {folder} is {scalings[0]!r}; allowed: null or an object")
-    bases = [said.get("rope_theta"), *(one.get("rope_theta") for one in scalings)]
-    kinds = [one.get("rope_type", one.get("type", "default")) for one in scalings]
-    for name, values in (("rope_theta", bases), ("rope_type", kinds)):
-        found = [value for value in values if value is not None]
-        if len(set(found)) > 1:
-            raise WeightsError(f"config.json of {folder} says {name} twice: {found[0]!r} and {found[-1]!r}")
-    found_here = rotary_parameters(said)
-    for name, value in found_here.items():
-        if name in _NUMBERS and value is not None:
-            _number(value, name, folder)
-    Rotary(found_here, width, positions)  # refuses what it does not know
-    return found_here
 
 
 # ---- where features are read -----------------------------------------------------------------------------------------

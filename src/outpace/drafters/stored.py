@@ -7,19 +7,22 @@ them is said by whoever reads or writes one.
 import difflib
 import json
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Int
-from torch import Tensor
+from torch import Tensor, nn
 
+from outpace.drafters.first_head import AnyShape
 from outpace.drafters.head import Head, HeadShape
 from outpace.errors import UnsupportedError, UsageError, WeightsError
 from outpace.models.rotary import Rotary
 from outpace.models.staging import staged
 from outpace.models.weights import save_tensors
+
+Filled = TypeVar("Filled", bound=nn.Module)
 
 DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
 """What floating weights are stored in, one of them for all of a head, and what configurations call it."""
@@ -37,7 +40,7 @@ def flags_of(shape: HeadShape) -> dict[str, bool]:
     return {name: getattr(shape, name) for name in FLAGS}
 
 
-def dtype_of(head: Head) -> torch.dtype:
+def dtype_of(head: nn.Module) -> torch.dtype:
     """The one dtype of a head's floating weights.
 
     Raises:
@@ -46,23 +49,33 @@ def dtype_of(head: Head) -> torch.dtype:
     found = sorted({str(weight.dtype) for weight in head.parameters()})
     if len(found) > 1:
         raise WeightsError(f"the weights of the head are {' and '.join(found)}; allowed: one dtype for all")
-    return head.fc.weight.dtype
+    return next(head.parameters()).dtype
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """What configurations call a dtype.
+
+    Raises:
+        UnsupportedError: it is not one of ``DTYPES``.
+    """
+    if dtype not in DTYPES:
+        raise UnsupportedError(f"the dtype to store is {dtype}; allowed: {', '.join(map(str, DTYPES))}")
+    return DTYPES[dtype]
 
 
 # ---- settings --------------------------------------------------------------------------------------------------------
 
 
-def settings(shape: HeadShape, dtype: torch.dtype) -> dict[str, Any]:
+def settings(shape: AnyShape, dtype: torch.dtype) -> dict[str, Any]:
     """What every layout's configuration says, all of it said and nothing left to a default, rotary settings apart.
 
     Raises:
         UnsupportedError: ``dtype`` is not one of ``DTYPES``, or the taps do not rise: engines sort them.
     """
-    if dtype not in DTYPES:
-        raise UnsupportedError(f"the dtype to store is {dtype}; allowed: {', '.join(map(str, DTYPES))}")
-    if list(shape.taps) != sorted(set(shape.taps)):
+    name = dtype_name(dtype)
+    if isinstance(shape, HeadShape) and list(shape.taps) != sorted(set(shape.taps)):
         raise UnsupportedError(f"the taps of the head are {list(shape.taps)}; allowed: rising, as engines sort them")
-    said = {
+    said: dict[str, Any] = {
         "model_type": "llama",
         "hidden_act": "silu",
         "hidden_size": shape.hidden_size,
@@ -77,15 +90,16 @@ def settings(shape: HeadShape, dtype: torch.dtype) -> dict[str, Any]:
         "mlp_bias": False,
         "tie_word_embeddings": False,
         "vocab_size": shape.vocab_size,
-        "draft_vocab_size": shape.draft_vocab_size,
-        "torch_dtype": DTYPES[dtype],
     }
+    if isinstance(shape, HeadShape):
+        said["draft_vocab_size"] = shape.draft_vocab_size
+    said["torch_dtype"] = name
     if shape.target_hidden_size != shape.hidden_size:  # where the key is there, a reader keeps the head's embeddings
         said["target_hidden_size"] = shape.target_hidden_size
     return said
 
 
-def rope(shape: HeadShape) -> tuple[float, dict[str, Any] | None]:
+def rope(shape: AnyShape) -> tuple[float, dict[str, Any] | None]:
     """The rotary base, and the scaling if there is one, with all that a reader would take from elsewhere.
 
     Engines widen the context that a configuration names; a scaling that is counted from it must not follow.
@@ -110,13 +124,14 @@ def rope(shape: HeadShape) -> tuple[float, dict[str, Any] | None]:
 # ---- tensors ---------------------------------------------------------------------------------------------------------
 
 
-def tensors_of(head: Head, dtype: torch.dtype) -> dict[str, Tensor]:
+def tensors_of(head: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
     """Every tensor of a head under its published name, floating ones rounded to ``dtype``.
 
     Raises:
         WeightsError: a weight is not finite in that dtype, or the map of ids is wrong, see ``fill``.
     """
-    _require_map(head.d2t, head.t2d, head.shape, "the head")
+    if isinstance(head, Head):
+        _require_map(head.d2t, head.t2d, head.shape, "the head")
     found = {}
     for name, tensor in head.state_dict().items():
         stored = tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype)
@@ -127,40 +142,59 @@ def tensors_of(head: Head, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def fill(shape: HeadShape, tensors: Mapping[str, Tensor], where: str) -> Head:
-    """A head of this shape with these tensors, copied.
+    """An EAGLE-3 head of this shape with these tensors, copied.
 
     Args:
         where: what errors call the place that they come from.
 
     Raises:
-        WeightsError: a tensor is missing (or renamed), is too many, has another shape or dtype than the shape asks
-            for, or the map of ids leaves the vocabulary, does not rise, or says one thing in d2t and another in t2d.
+        WeightsError: as for ``fill_module``; or the map of ids leaves the vocabulary, does not rise, or says one thing
+            in d2t and another in t2d.
+    """
+    head = fill_module(lambda: Head(shape), tensors, where, _HINT)
+    _require_map(head.d2t, head.t2d, shape, where)
+    return head
+
+
+def fill_module(make: Callable[[], Filled], tensors: Mapping[str, Tensor], where: str, hint: str) -> Filled:
+    """A module with these tensors, copied, and not one of them missing or to spare.
+
+    Args:
+        make: gives the module; its own weights are never made.
+        where: what errors call the place that the tensors come from.
+        hint: what they say of which tensors there should be.
+
+    Raises:
+        WeightsError: a tensor is missing (or renamed), is too many, or has another shape or dtype than the module asks
+            for; or there are several floating dtypes.
     """
     with torch.device("meta"):
-        head = Head(shape)
-    wanted = dict(head.state_dict())
+        module = make()
+    wanted = dict(module.state_dict())
     extra = sorted(set(tensors) - set(wanted))
     for name in wanted:
         if name not in tensors:
             close = difflib.get_close_matches(name, extra, n=1)
             raise WeightsError(
-                f"{where} lacks {name}", hint=f"it holds {close[0]}, which no such head has" if close else _HINT
+                f"{where} lacks {name}", hint=f"it holds {close[0]}, which no such head has" if close else hint
             )
     if extra:
-        raise WeightsError(f"{where} holds {extra[0]}, which its configuration does not ask for", hint=_HINT)
-    stored = tensors["fc.weight"].dtype
+        raise WeightsError(f"{where} holds {extra[0]}, which its configuration does not ask for", hint=hint)
+    first = "fc.weight" if "fc.weight" in wanted else next(iter(wanted))
     for name, meant in wanted.items():
         tensor = tensors[name]
         if tensor.shape != meant.shape:
             found, allowed = (" x ".join(map(str, one.shape)) or "one number" for one in (tensor, meant))
-            raise WeightsError(f"{where}: {name} is {found}; allowed: {allowed}", hint=_HINT)
-        _require_dtype(name, tensor.dtype, meant.dtype, stored, where)
-    _require_map(tensors.get("d2t"), tensors.get("t2d"), shape, where)
-    head.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, assign=True)
-    return head.eval()
+            raise WeightsError(f"{where}: {name} is {found}; allowed: {allowed}", hint=hint)
+        _require_dtype(name, tensor.dtype, meant.dtype, first, tensors[first].dtype, where)
+    module.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, assign=True)
+    return module.eval()
 
 
-def _require_dtype(name: str, found: torch.dtype, wanted: torch.dtype, stored: torch.dtype, where: str) -> None:
+def _require_dtype(
+    name: str, found: torch.dtype, wanted: torch.dtype, first: str, stored: torch.dtype, where: str
+) -> None:
+    """Floating weights have one dtype, that of the ``first``."""
     names = {dtype: str(dtype).removeprefix("torch.") for dtype in (found, wanted, stored)}
     if not wanted.is_floating_point:
         if found != wanted:
@@ -168,7 +202,7 @@ def _require_dtype(name: str, found: torch.dtype, wanted: torch.dtype, stored: t
     elif found not in DTYPES:
         raise WeightsError(f"{where}: {name} is {names[found]}; allowed: {', '.join(DTYPES.values())}")
     elif found != stored:
-        raise WeightsError(f"{where}: {name} is {names[found]}, fc.weight {names[stored]}; allowed: one dtype for all")
+        raise WeightsError(f"{where}: {name} is {names[found]}, {first} {names[stored]}; allowed: one dtype for all")
 
 
 def _require_map(
@@ -220,14 +254,16 @@ def write_folder(
     *,
     copies: Mapping[str, Path] | None = None,
     over: Collection[str] = (),
+    file: str = "model.safetensors",
 ) -> None:
-    """Write ``model.safetensors``, JSON documents and copies of other files, all of it or nothing.
+    """Write the tensors, JSON documents and copies of other files, all of it or nothing.
 
     Args:
         folder: a new one, or an empty one.
         documents: by file name.
         copies: by file name, what is copied there.
         over: as for ``require_place``.
+        file: of the tensors.
 
     Raises:
         UsageError: something else stands there.
@@ -235,8 +271,8 @@ def write_folder(
     """
     require_place(folder, over)
     with staged(folder.absolute()) as growing:
-        save_tensors(growing, tensors)
+        save_tensors(growing, tensors, file=file)
         for name, document in documents.items():
             (growing / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-        for name, file in (copies or {}).items():
-            shutil.copyfile(file, growing / name)
+        for name, source in (copies or {}).items():
+            shutil.copyfile(source, growing / name)

@@ -10,9 +10,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outpace.drafters.head import Head
+from outpace.drafters.first_head import AnyHead, FirstHead
 from outpace.models.attention import attend
 from outpace.models.cache import Cache
+from outpace.models.ends import SharedHead
 from outpace.models.matmul import packing_pays
 from outpace.models.packing import pack
 from outpace.models.rotary import Rotary, rotate
@@ -33,14 +34,23 @@ class Walker:
         embeddings: rows by the target's ids, of the head's width.
         dtype: of matrices, cache and attention. Norms and sums are in fp32 or better.
         packed: pack CPU weights; None measures whether that pays.
+        shared: the target's head, for a head that has none of its own; it stays as it is.
     """
 
     def __init__(
-        self, head: Head, embeddings: Float[Tensor, "vocab hidden"], *, dtype: torch.dtype, packed: bool | None = None
+        self,
+        head: AnyHead,
+        embeddings: Float[Tensor, "vocab hidden"],
+        *,
+        dtype: torch.dtype,
+        packed: bool | None = None,
+        shared: SharedHead | None = None,
     ) -> None:
         self.shape, self.dtype, self.device = head.shape, dtype, embeddings.device
         self.embeddings = embeddings
         self.head = _served(head, dtype, self.device, packed)
+        if isinstance(self.head, FirstHead) and shared is not None:
+            self.head.shared = shared
         self.rotary = Rotary(self.shape.rotary, self.shape.head_width, self.shape.max_positions)
 
     def open(self, slots: int, positions: int) -> Cache:
@@ -58,7 +68,8 @@ class Walker:
 
     def no_states(self) -> Float[Tensor, "0 hidden"]:
         """Outputs of no row, in the dtype that outputs have."""
-        return self.head.norm.weight.new_zeros(0, self.shape.hidden_size)
+        kept = torch.promote_types(self.dtype, torch.float32)
+        return torch.zeros(0, self.shape.hidden_size, dtype=kept, device=self.device)
 
     def roomy(self, cache: Cache, positions: int) -> Cache:
         """The cache itself, or a larger one with the same entries where it has fewer positions."""
@@ -203,14 +214,14 @@ class Walker:
         ]
 
 
-def _served(head: Head, dtype: torch.dtype, device: torch.device, packed: bool | None) -> Head:
+def _served(head: AnyHead, dtype: torch.dtype, device: torch.device, packed: bool | None) -> AnyHead:
     """A copy of a head that computes in ``dtype``, its projections fused and perhaps packed."""
     own = copy.deepcopy(head).eval().requires_grad_(False).to(device)
     for part in own.modules():
         kept = torch.promote_types(dtype, torch.float32) if isinstance(part, nn.RMSNorm) else dtype
         for weight in part.parameters(recurse=False):
             weight.data = weight.data.to(kept)
-    layer = own.midlayer
+    layer = own.layer
     packs = packing_pays(layer.mlp.up_proj.weight) if packed is None else packed
     layer.add_module("self_attn", _FusedAttention(layer.self_attn))
     layer.add_module("mlp", _FusedFeedForward(layer.mlp))

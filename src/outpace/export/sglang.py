@@ -6,9 +6,9 @@ of that layer counted from 0.
 
 from pathlib import Path
 
-from outpace.drafters.card import Card
 from outpace.drafters.head import Head
 from outpace.drafters.layouts import IDS
+from outpace.drafters.record import Card
 from outpace.drafters.stored import dtype_of, flags_of, rope, settings, tensors_of, write_folder
 from outpace.export.limits import require, require_fusion, require_off
 

@@ -9,9 +9,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from outpace.drafters.card import Card
 from outpace.drafters.head import Head
 from outpace.drafters.layouts import IDS
+from outpace.drafters.record import Card
 from outpace.drafters.stored import dtype_of, flags_of, rope, settings, tensors_of, write_folder
 
 NAME = "speculators"
