@@ -23,7 +23,7 @@ from typing import Any
 
 from common import arguments, document, save, show
 
-from outpace.drafters.card import is_card, read_record
+from outpace.drafters.record import is_card, read_record
 from outpace.training.ledger import read_ledger
 
 LEAST, FACTOR = 0.05, 4

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outpace.decoding.options import Options
-from outpace.drafters.card import TargetRecord, is_card, read_card
+from outpace.drafters.card import read_card
 from outpace.drafters.head import Head
 from outpace.drafters.layouts import read_layout
 from outpace.drafters.load import shipped_drafter
+from outpace.drafters.record import TargetRecord, is_card
 from outpace.models.target import Target
 from outpace.models.weights import find_weights
 

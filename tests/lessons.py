@@ -27,6 +27,7 @@ from outpace.models.transformer import Transformer
 from outpace.models.weights import save_tensors
 from outpace.training.anatomy import new_head, shape_for
 from outpace.training.batch import Batch
+from outpace.training.eagle3 import Eagle3Lesson
 from outpace.training.features import Features, online
 from outpace.training.masks import Sample
 from outpace.training.recipe import HeadSettings, TrainSettings
@@ -98,12 +99,12 @@ def trainer_of(
     shape = shape_for(target, HeadSettings(**PLAIN, draft_vocab_size=SPOKEN))
     ends = read_ends(target)
     features = online(target, samples, taps=shape.taps) if features is None else features
+    head, settings = new_head(shape, ids, 0) if head is None else head, settings_of(**changes)
     return Trainer(
-        new_head(shape, ids, 0) if head is None else head,
+        Eagle3Lesson(head, Teacher.of(ends.embeddings, ends.head, ids), settings),
         muted(features, mute) if mute else features,
         online(target, held_out, taps=shape.taps) if held_out else None,
-        Teacher.of(ends.embeddings, ends.head, ids),
-        settings_of(**changes),
+        settings,
         folder,
         identity={"data": "toys"} if identity is None else identity,
         watch=watch,
@@ -133,11 +134,8 @@ def killed_after(step: int) -> Callable[[Report], None]:
 
 def everything(trainer: Trainer) -> dict[str, Tensor]:
     """Weights and moments by name."""
-    found = {f"head.{name}": weight.detach().clone() for name, weight in trainer.head.state_dict().items()}
-    for name, weight in trainer.head.named_parameters():
-        for part, tensor in trainer.optimiser.state[weight].items():
-            found[f"{part}.{name}"] = tensor.detach().clone()
-    return found
+    found = {f"head.{name}": weight.detach().clone() for name, weight in trainer.pupil.state_dict().items()}
+    return found | {name: tensor.detach().clone() for name, tensor in trainer.optimiser.tensors().items()}
 
 
 def same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from cards import change_document
-from outpace.drafters.card import FILE
+from outpace.drafters.record import FILE
 from outpace.training.ledger import Ledger
 
 Script = Callable[[str], ModuleType]

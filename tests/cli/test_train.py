@@ -204,7 +204,7 @@ def test_a_plan_of_what_is_still_to_be_answered() -> None:
         "processes": 2, "answering_s": 12_000.0, "recording_s": 101.0, "training_s": 59.6,
     }  # fmt: skip
     screen = io.StringIO()
-    Console(file=screen, width=160).print(COMMAND.table(found))
+    Console(file=screen, width=160).print(COMMAND.table(found, "", "heads"))
     words = " ".join(screen.getvalue().split())
     for said in (
         "prompts 8,000 to invent, 8,000 to answer",

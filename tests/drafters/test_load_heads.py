@@ -11,10 +11,11 @@ import torch
 from cards import USUAL, card_for, change_document, change_tensors, exported, model_folder
 from heads import random_head, says, shape_of
 from outpace.decoding.generate import generate
-from outpace.drafters.card import FILE, Card, write_card
+from outpace.drafters.card import write_card
 from outpace.drafters.eagle import Eagle
 from outpace.drafters.head import Head
 from outpace.drafters.load import load_drafter, shipped_drafter
+from outpace.drafters.record import FILE, Card
 from outpace.errors import OutpaceError, UnsupportedError, UsageError, WeightsError
 from outpace.models.ends import read_embeddings
 from outpace.models.load import load_target

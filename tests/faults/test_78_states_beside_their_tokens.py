@@ -15,6 +15,7 @@ from outpace.drafters.eagle import Eagle
 from outpace.models.ends import read_ends
 from outpace.models.function import FunctionTarget
 from outpace.models.target import Scores
+from outpace.training.eagle3 import Eagle3Lesson
 from outpace.training.features import online
 from outpace.training.ledger import read_ledger
 from outpace.training.masks import Sample
@@ -95,15 +96,14 @@ def case(folder: Path) -> None:
         precision="fp32",
     )
     trainer = Trainer(
-        head,
+        Eagle3Lesson(head, Teacher.of(ends.embeddings, ends.head, head.target_ids), settings),
         online(target, samples * TIMES, taps=(0,)),
         None,
-        Teacher.of(ends.embeddings, ends.head, head.target_ids),
         settings,
         folder,
         identity={},
     )
-    head = trainer.train().head
+    head = trainer.train().pupil
     last = read_ledger(folder / "log.jsonl")[-1]
     assert last["step"] == 10 * TIMES and last["loss"][0] < 1e-3
     requests = [Request(sample.ids[:2].tolist(), max_new_tokens=4) for sample in samples]

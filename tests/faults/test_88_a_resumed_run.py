@@ -84,7 +84,7 @@ def test_case(tmp_path: Path) -> None:
 
 def moments_lost(self: Trainer, found: Any) -> None:
     honest_restore(self, found)
-    self.optimiser.state.clear()
+    self.optimiser.restore({})
 
 
 def rates_begin_anew(self: Trainer, found: Any) -> None:
@@ -102,9 +102,9 @@ def chance_begins_anew(self: Trainer, found: Any) -> None:
 
 
 def weights_stay(self: Trainer, found: Any) -> None:
-    before = {name: weight.clone() for name, weight in self.head.state_dict().items()}
+    before = {name: weight.clone() for name, weight in self.pupil.state_dict().items()}
     honest_restore(self, found)
-    self.head.load_state_dict(before)
+    self.pupil.load_state_dict(before)
 
 
 honest_restore = Trainer._restore

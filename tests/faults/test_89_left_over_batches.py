@@ -25,7 +25,7 @@ def steps_of(trainer: Trainer) -> tuple[list[float], list[float]]:
     batches, read as one batch, as a share of its largest entry."""
     rates: list[float] = []
     distances: list[float] = []
-    honest, weights, teacher = trainer.optimiser.step, list(trainer.head.parameters()), trainer.lesson.teacher
+    honest, weights, teacher = trainer.optimiser.step, list(trainer.pupil.parameters()), trainer.lesson.teacher
     windows = [
         [place for batch in order[start : start + 4] for place in batch]
         for order in trainer.epochs
@@ -35,7 +35,7 @@ def steps_of(trainer: Trainer) -> tuple[list[float], list[float]]:
     def joint(places: list[int]) -> tuple[Tensor, ...]:
         chosen = trainer.settings
         found = unroll(
-            trainer.head,
+            trainer.pupil,
             trainer.features.fetch(places),
             teacher,
             steps=chosen.depth,
@@ -43,12 +43,12 @@ def steps_of(trainer: Trainer) -> tuple[list[float], list[float]]:
         )
         return torch.autograd.grad(found.objective(chosen.decay), weights)
 
-    def step() -> None:
+    def step(rate: float) -> None:
         expected = joint(windows[len(rates)])
-        rates.append(trainer.optimiser.param_groups[0]["lr"])
+        rates.append(rate)
         apart = [float((w.grad - g).abs().max()) for w, g in zip(weights, expected, strict=True) if w.grad is not None]
         distances.append(max(apart) / max(float(g.abs().max()) for g in expected))
-        honest()
+        honest(rate)
 
     trainer.optimiser.step = step  # type: ignore[method-assign]
     trainer.train()

@@ -87,7 +87,7 @@ def main() -> None:
         after = vars(trainer.accelerator.unwrap_model(trainer.lesson).teacher).values()
         told = {
             "frozen": all(torch.equal(old, new) for old, new in zip(before, after, strict=True)),
-            "trained": sum(len(group["params"]) for group in trainer.optimiser.param_groups),
+            "trained": len(trainer.optimiser.weights),
             "counted": [trainer.place.step, trainer.place.answer_tokens, trainer.place.bad],
         }
         save_tensors(root / name, everything(trainer), file=f"{rank}.safetensors")
@@ -160,7 +160,7 @@ def case(both: Both, name: str, options: dict[str, Any], folder: Path) -> None:
             assert bool(tensor.isfinite().all())
         assert both.told(name, rank) == {
             "frozen": True,
-            "trained": len(list(one.head.parameters())),
+            "trained": len(list(one.pupil.parameters())),
             "counted": [STEPS, one.place.answer_tokens, 0],
         }
     assert not both.folder(name, 1).exists()

@@ -18,6 +18,7 @@ from outpace.drafters.load import load_drafter
 from outpace.drafters.walk import Walker
 from outpace.export.formats import FORMATS
 from outpace.models.ends import read_ends
+from outpace.training.eagle3 import Eagle3Lesson
 from outpace.training.features import online
 from outpace.training.masks import Sample
 from outpace.training.recipe import TrainSettings
@@ -61,10 +62,10 @@ def trained(folder: Path) -> tuple[Head, float]:
     )
     features = online(target, texts(LEARNT) * TIMES, taps=head.shape.taps)
     held = online(target, texts(LEARNT + HELD_OUT), taps=head.shape.taps)
-    trainer = Trainer(head, features, held, teacher_of(head), settings, folder, identity={})
+    trainer = Trainer(Eagle3Lesson(head, teacher_of(head), settings), features, held, settings, folder, identity={})
     done = trainer.train()
     assert done.validation is not None and done.validation.tau is not None
-    return done.head.eval(), done.validation.tau
+    return done.pupil.eval(), done.validation.tau
 
 
 def walk(head: Head) -> Figures:

@@ -18,10 +18,11 @@ from outpace.models.toy import tiny_transformer
 from outpace.training import losses
 from outpace.training import trainer as module
 from outpace.training.batch import Batch
+from outpace.training.eagle3 import Eagle3Lesson
 from outpace.training.features import Features, online
 from outpace.training.losses import LOSSES
 from outpace.training.recipe import PRECISIONS, Recipe
-from outpace.training.trainer import Lesson, Trainer
+from outpace.training.trainer import Trainer
 from outpace.training.unroll import unroll
 from toys import must_fail
 
@@ -61,9 +62,9 @@ def broken(batch: Batch, places: list[int]) -> Batch:
 def whole(folder: Path, **options: Any) -> Trainer:
     trainer = trainer_of(folder, **options)
     trainer.train()
-    held = {one.dtype for state in trainer.optimiser.state.values() for one in state.values()}
-    assert held == {torch.float32} == {weight.dtype for weight in trainer.head.parameters()}
-    assert all(bool(weight.isfinite().all()) for weight in trainer.head.parameters())
+    held = {one.dtype for one in trainer.optimiser.tensors().values()}
+    assert held == {torch.float32} == {weight.dtype for weight in trainer.pupil.parameters()}
+    assert all(bool(weight.isfinite().all()) for weight in trainer.pupil.parameters())
     return trainer
 
 
@@ -123,11 +124,11 @@ def logarithm_of_a_law(rows: Any) -> tuple[Tensor, Tensor]:
     return (law * (law.log() - rows.draft.log())).sum(-1), rows.draft - law
 
 
-def in_fp16(self: Lesson, batch: Batch, weights: Tensor | None = None) -> Any:
+def in_fp16(self: Eagle3Lesson, batch: Batch, weights: Tensor | None = None) -> Any:
     """Products in fp16, whose range ends at 65504."""
     chosen = self.settings
     with torch.autocast("cpu", torch.float16):
-        found = unroll(self.head, batch, self.teacher, steps=chosen.depth, loss=chosen.loss)
+        found = unroll(self.pupil, batch, self.teacher, steps=chosen.depth, loss=chosen.loss)
     return found.objective(chosen.decay, weights), found.counts
 
 
@@ -143,7 +144,7 @@ def test_planted_logarithm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_planted_fp16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Lesson, "forward", in_fp16)
+    monkeypatch.setattr(Eagle3Lesson, "forward", in_fp16)
     quietly(range_case, tmp_path)
 
 
@@ -163,4 +164,4 @@ def test_planted_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         trainer = trainer_of(tmp_path, features=changed(broken), epochs=3, precision="bf16")
         trainer.train()
         monkeypatch.undo()
-        assert all(bool(weight.isfinite().all()) for weight in trainer.head.parameters())
+        assert all(bool(weight.isfinite().all()) for weight in trainer.pupil.parameters())

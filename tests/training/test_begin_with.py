@@ -57,17 +57,17 @@ def test_it_begins_as_the_head_that_is_given(target: Target, recipe: Recipe, fir
     """Weights and ids are those of the card; without it they are not."""
     given, _ = read_card(first)
     course = prepared(begun(recipe, first), target, tmp_path)
-    assert torch.equal(course.reduced.ids, given.target_ids) and 0.9 < course.reduced.coverage <= 1
+    assert torch.equal(course.lesson.pupil.target_ids, given.target_ids) and 0.9 < course.data["coverage"] <= 1
 
     def same(head: Any) -> None:
         ours, theirs = head.state_dict(), given.state_dict()
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[name], theirs[name].to(ours[name])) for name in ours)
 
-    same(course.head)
-    assert all(weight.dtype == torch.float32 and weight.requires_grad for weight in course.head.parameters())
+    same(course.lesson.pupil)
+    assert all(weight.dtype == torch.float32 and weight.requires_grad for weight in course.lesson.pupil.parameters())
     with must_fail():  # planted: a fresh head
-        same(prepared(recipe, target, tmp_path).head)
+        same(prepared(recipe, target, tmp_path).lesson.pupil)
 
 
 def test_it_goes_on_where_the_other_ended(target: Target, recipe: Recipe, first: Path, tmp_path: Path) -> None:

@@ -15,14 +15,16 @@ from chats import CHAT_VOCAB, EOS, chat_tokenizer
 from lessons import target_folder
 from outpace.decoding.loop import Request
 from outpace.decoding.text import text_of
-from outpace.drafters.card import Card, read_card
+from outpace.drafters.card import read_card
 from outpace.drafters.load import load_drafter
+from outpace.drafters.record import Card
 from outpace.errors import UsageError, WeightsError
 from outpace.export.formats import FORMATS
 from outpace.models.load import load_target
 from outpace.models.target import Target
 from outpace.models.weights import load_tensors, save_tensors
 from outpace.training import course as module
+from outpace.training import eagle3
 from outpace.training.course import Course, prepare, run
 from outpace.training.recipe import Recipe
 from outpace.training.rounds import Walked, walked
@@ -173,7 +175,7 @@ def test_acceptance_on_held_out_prompts_is_measured(target: Target, answers: Pat
     assert course.held_out is not None and 0 < len(course.held_out.samples) < len(ASKED)
     head, _ = read_card(tmp_path / "card")
     prompts = [one.ids[: int(one.loss_mask.int().argmax())].tolist() for one in course.held_out.samples]
-    found: Walked = walked(head.float(), target, course.teacher, prompts, depth=DEPTH, max_new_tokens=32)
+    found: Walked = walked(head.float(), target, course.lesson.teacher, prompts, depth=DEPTH, max_new_tokens=32)
     assert card.tau == found.tau and card.acceptance_by_position == found.acceptance_by_position
     none = replace(recipe, walk=replace(recipe.walk, prompts=0))
     assert module.walk(course, none, head.float()) is None
@@ -219,13 +221,13 @@ def test_prompts_are_invented_and_answered(target: Target, tmp_path: Path) -> No
 def test_states_that_do_not_lead_to_the_targets_words(
     target: Target, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = module.read_ends
+    honest = eagle3.read_ends
 
     def shuffled(target: Target) -> Any:
         ends = honest(target)
         return replace(ends, head=ends.head.roll(1, 0))
 
-    monkeypatch.setattr(module, "read_ends", shuffled)
+    monkeypatch.setattr(eagle3, "read_ends", shuffled)
     with pytest.raises(WeightsError, match=r"lead to its own tokens in \d+\.\d% of all places; allowed: 97%"):
         trained(target, recipe_of(answers), tmp_path)
 

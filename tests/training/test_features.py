@@ -95,6 +95,19 @@ def test_computed_features(tiny: Transformer, samples: list[Sample]) -> None:
 
 
 @pytest.mark.usefixtures("small")
+def test_without_taps(tiny: Transformer, samples: list[Sample], tmp_path: Path) -> None:
+    """Recorded and computed alike, with no room for states that nobody reads; never taken for a recording with taps."""
+    made = record(tiny, samples, tmp_path, taps=()), online(tiny, samples, taps=())
+    for places in made[0].order(3, 0, 64):
+        recorded, computed = (each.fetch(places) for each in made)
+        equal(recorded, computed)
+        assert recorded.features.shape == (*recorded.ids.shape, 0, 32)
+    files = shards_in(tmp_path)
+    record(tiny, samples, tmp_path, taps=TAPS)
+    assert len(shards_in(tmp_path)) == 2 * len(files)
+
+
+@pytest.mark.usefixtures("small")
 def test_both_can_be_learnt_from(tiny: Transformer, samples: list[Sample], tmp_path: Path) -> None:
     """Gradients flow into what reads them: no tensor is one of inference alone."""
     for features in (online(tiny, samples, taps=TAPS), record(tiny, samples, tmp_path / "f", taps=TAPS)):

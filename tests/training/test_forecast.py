@@ -71,7 +71,7 @@ def case(target: Target, answers: Path, folder: Path, step: Callable[[Forecast],
     assert step(told(recipe, target, folder)).missing_bytes == 0, "what was recorded is not recorded again"
     trained, _ = run(course, recipe, folder / "card", folder / "work")
     assert found.steps == trained.place.step > recipe.train.epochs
-    assert found.parameters == sum(weight.numel() for weight in trained.head.parameters())
+    assert found.parameters == sum(weight.numel() for weight in trained.pupil.parameters())
     written = bytes_of(folder / "work", "step-*/*.safetensors") + bytes_of(folder / "work", "best/*")
     assert 0 <= written - found.checkpoint_bytes < ROUNDING
     assert found.training_s == pytest.approx(found.steps * found.step_s) and found.recording_s > 0

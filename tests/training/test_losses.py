@@ -11,11 +11,22 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from outpace.errors import UsageError
 from outpace.training import losses as module
-from outpace.training.losses import ETA, LOSSES, PLAIN, WeightedLoss, require_loss, weighted_loss, weighted_loss_plain
+from outpace.training.losses import (
+    BETAS,
+    ETA,
+    LOSSES,
+    PLAIN,
+    WeightedLoss,
+    jensen_shannon,
+    require_loss,
+    weighted_loss,
+    weighted_loss_plain,
+)
 from outpace.verification.expectation import acceptance
 
 WHOLE = 17
 IDS = torch.tensor([0, 2, 3, 7, 8, 11, 16])
+JSD = [f"jsd-{beta}" for beta in BETAS]
 
 
 class Rows:
@@ -89,6 +100,13 @@ def each(rows: Rows, name: str) -> Tensor:
     return PLAIN[name](rows.draft, rows.target, rows.sums).detach()
 
 
+def mixture_divergence(target: Tensor, draft: Tensor, beta: float) -> Tensor:
+    """Of two laws over the whole vocabulary, by definition; what neither says brings nothing."""
+    mixed = beta * target + (1 - beta) * draft
+    terms = ((share * law * (law / mixed).log()).nan_to_num(0.0) for share, law in ((beta, target), (1 - beta, draft)))
+    return sum(term.sum(-1) for term in terms)
+
+
 def broken_promises(rows: Rows) -> set[str]:
     """The losses whose values are not what their definition over the whole vocabulary gives."""
     target, draft = (law.detach() for law in rows.laws)
@@ -100,6 +118,7 @@ def broken_promises(rows: Rows) -> set[str]:
         "reverse-kl": (said * (said / target[..., IDS]).log()).sum(-1),
         "total-variation": (target - draft).abs().sum(-1) / 2,
         "log-acceptance": -overlap.log(),
+        **{f"jsd-{beta}": mixture_divergence(target, draft, beta) for beta in BETAS},
     }
     broken = {name for name, values in expected.items() if not torch.allclose(each(rows, name), values)}
     return broken if torch.allclose(rows.fast("forward-kl").acceptance, overlap) else broken | {"acceptance"}
@@ -112,7 +131,7 @@ def test_every_loss_is_its_definition_over_the_whole_vocabulary() -> None:
 def test_a_law_renormalised_on_the_draft_vocabulary_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: what the target says outside is forgotten, so that nothing of it counts as rejected."""
     monkeypatch.setattr(module, "_true", lambda logits, sums: logits.log_softmax(-1))
-    assert broken_promises(Rows(20, seed=2)) == {"reverse-kl", "total-variation", "log-acceptance"}
+    assert broken_promises(Rows(20, seed=2)) == {"reverse-kl", "total-variation", "log-acceptance", *JSD}
 
 
 def test_what_is_outside_of_the_draft_vocabulary_is_rejected() -> None:
@@ -148,6 +167,36 @@ def test_the_hybrid_follows_the_mean_acceptance_of_its_rows() -> None:
         rows.fast("total-variation")
     )
     torch.testing.assert_close(rows.gradient(rows.fast("lk-hybrid")), gradient)
+
+
+def test_a_given_acceptance_is_what_the_hybrid_follows() -> None:
+    """So that a sum may be taken in parts: with the acceptance of the whole, they add up to the whole."""
+    rows = Rows(9)
+    mean = (rows.fast("forward-kl").acceptance * rows.weights).sum() / rows.weights.sum()
+
+    def part(places: slice, acceptance: Tensor | None) -> Tensor:
+        given = rows.draft[places], rows.target[places], rows.sums[places], rows.weights[places]
+        return weighted_loss("lk-hybrid", *given, acceptance).total
+
+    whole, cuts = rows.fast("lk-hybrid").total, (slice(0, 4), slice(4, 9))
+    torch.testing.assert_close(part(cuts[0], mean) + part(cuts[1], mean), whole)
+    assert not torch.isclose(part(cuts[0], None) + part(cuts[1], None), whole)
+
+
+def test_mixtures_lead_from_one_divergence_to_the_other() -> None:
+    """Of the whole vocabulary: jsd over beta goes to KL(target, draft), over 1 - beta to KL(draft, target)."""
+    rows = Rows(20, seed=5, spread=1.0)
+    draft, target = Rows(20, seed=6, spread=1.0).all, rows.all
+    forward, reverse, none = PLAIN["forward-kl"], PLAIN["reverse-kl"], target.logsumexp(-1)
+
+    def near(beta: float) -> Tensor:
+        return jensen_shannon(draft, target, none, beta)
+
+    torch.testing.assert_close(near(1e-6) / 1e-6, forward(draft, target, none), rtol=1e-3, atol=0)
+    torch.testing.assert_close(near(1 - 1e-6) / 1e-6, reverse(draft, target, none), rtol=1e-3, atol=0)
+    swapped = jensen_shannon(target, draft, draft.logsumexp(-1), 0.3)
+    torch.testing.assert_close(near(0.7), swapped)
+    assert (near(0.5) > 0).all() and (near(0.5) < torch.tensor(2.0).log()).all()
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -200,7 +249,7 @@ def test_a_row_that_is_no_number_is_not_hidden() -> None:
     assert all(rows.fast(name).total.isnan() for name in LOSSES)
 
 
-@pytest.mark.parametrize("name", ["cross-entropy", "forward-kl", "total-variation", "log-acceptance"])
+@pytest.mark.parametrize("name", ["cross-entropy", "forward-kl", "total-variation", "log-acceptance", *JSD])
 def test_ids_that_the_target_forbids_cost_no_numbers(name: str) -> None:
     rows = Rows(4)
     rows.target[:, 3] = -torch.inf
@@ -265,7 +314,8 @@ def test_no_gradient_is_worked_out_where_none_is_wanted() -> None:
 
 def test_an_unknown_loss_is_refused_by_name() -> None:
     said = (
-        "the loss is 'mse'; allowed: cross-entropy, forward-kl, reverse-kl, total-variation, log-acceptance, lk-hybrid"
+        "the loss is 'mse'; allowed: cross-entropy, forward-kl, reverse-kl, total-variation, log-acceptance, "
+        "jsd-0.1, jsd-0.5, jsd-0.9, lk-hybrid"
     )
     for refusing in (lambda: Rows(1).fast("mse"), lambda: Rows(1).plain("mse"), lambda: require_loss("mse")):
         with pytest.raises(UsageError) as error:

@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outpace.training.losses import LOSSES
-from outpace.training.recipe import FEATURES, SCHEDULES, Data, HeadSettings, Recipe, TrainSettings, WalkSettings
+from outpace.training.recipe import (
+    FEATURES,
+    OPTIMISERS,
+    SCHEDULES,
+    Data,
+    HeadSettings,
+    Recipe,
+    TrainSettings,
+    WalkSettings,
+)
 from toys import must_fail
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
@@ -35,6 +44,8 @@ DATA = {
 }
 TRAIN = {
     "learning_rate": RATES,
+    "optimiser": st.sampled_from(OPTIMISERS),
+    "muon_factor": RATES,
     "betas": st.tuples(SHARES, SHARES),
     "schedule": st.sampled_from(SCHEDULES),
     "loss": st.sampled_from(sorted(LOSSES)),

@@ -9,9 +9,10 @@ import torch
 from heads import HALF, WHOLE, fitted_head, random_head, shape_of
 from outpace.decoding.loop import Request, decode
 from outpace.decoding.stats import Speculation
-from outpace.drafters.card import Card, read_card, write_card
+from outpace.drafters.card import read_card, write_card
 from outpace.drafters.eagle import Eagle
 from outpace.drafters.head import Head
+from outpace.drafters.record import Card
 from outpace.models.ends import read_ends
 from outpace.models.toy import tiny_transformer
 from outpace.models.transformer import Transformer

@@ -86,7 +86,7 @@ def test_a_killed_process_is_gone_on_with(tmp_path: Path) -> None:
 
 def forgets_moments(self: Trainer, found: Any) -> None:
     honest_restore(self, found)
-    self.optimiser.state.clear()
+    self.optimiser.restore({})
 
 
 def begins_the_data_again(self: Trainer, found: Any) -> None:
@@ -98,9 +98,9 @@ def counts_steps_anew(self: Trainer, found: Any) -> None:
 
 
 def keeps_its_own_weights(self: Trainer, found: Any) -> None:
-    before = {name: weight.clone() for name, weight in self.head.state_dict().items()}
+    before = {name: weight.clone() for name, weight in self.pupil.state_dict().items()}
     honest_restore(self, found)
-    self.head.load_state_dict(before)
+    self.pupil.load_state_dict(before)
 
 
 honest_restore = Trainer._restore
@@ -171,7 +171,7 @@ def test_a_loss_that_is_no_number_is_skipped_and_counted(tmp_path: Path) -> None
     with pytest.warns(UserWarning, match=r"step \d+ has losses .*nan.*; it is skipped"):
         trainer = whole(tmp_path, features=spoilt({3}), epochs=3)
     assert trainer.place.bad == 3 and trainer.place.bad_in_row == 0
-    assert all(bool(weight.isfinite().all()) for weight in trainer.head.parameters())
+    assert all(bool(weight.isfinite().all()) for weight in trainer.pupil.parameters())
     lines = [line for line in read_ledger(tmp_path / "log.jsonl") if "loss" in line]
     assert lines[-1]["bad"] == 3
     assert json.loads(json.dumps(lines, allow_nan=False)) == lines, "no line holds what JSON does not"
@@ -187,10 +187,10 @@ def test_too_many_of_them_end_the_training(tmp_path: Path) -> None:
 def test_a_step_without_anything_to_teach_is_passed_by(tmp_path: Path) -> None:
     """Texts whose answers the head cannot say: no step, no division by nothing, and the weights stay as they are."""
     trainer = trainer_of(tmp_path, mute=range(len(samples_of())))
-    before = {name: weight.clone() for name, weight in trainer.head.state_dict().items()}
+    before = {name: weight.clone() for name, weight in trainer.pupil.state_dict().items()}
     trainer.train()
     assert trainer.place.empty == trainer.steps > 0 and trainer.place.bad == 0
-    assert all(torch.equal(before[name], weight) for name, weight in trainer.head.state_dict().items())
+    assert all(torch.equal(before[name], weight) for name, weight in trainer.pupil.state_dict().items())
 
 
 # ---- windows ---------------------------------------------------------------------------------------------------------
@@ -206,9 +206,9 @@ def test_every_batch_of_an_epoch_is_learnt_from(tmp_path: Path) -> None:
     trainer.features = replace(trainer.features, fetch=lambda places: seen.append(list(places)) or fetch(places))
     honest = trainer.optimiser.step
 
-    def step() -> None:
-        rates.append(trainer.optimiser.param_groups[0]["lr"])
-        honest()
+    def step(rate: float) -> None:
+        rates.append(rate)
+        honest(rate)
 
     trainer.optimiser.step = step  # type: ignore[method-assign]
     trainer.train()
@@ -226,8 +226,8 @@ def test_a_step_is_the_same_however_it_is_cut(tmp_path: Path) -> None:
     joint = whole(tmp_path / "joint", samples=texts, tokens_per_batch=2 * longest, batches_per_step=1, epochs=3)
     parts = whole(tmp_path / "parts", samples=texts, tokens_per_batch=longest, batches_per_step=2, epochs=3)
     assert joint.steps == parts.steps == 3
-    for name, weight in joint.head.named_parameters():
-        torch.testing.assert_close(weight, dict(parts.head.named_parameters())[name], atol=1e-5, rtol=1e-4)
+    for name, weight in joint.pupil.named_parameters():
+        torch.testing.assert_close(weight, dict(parts.pupil.named_parameters())[name], atol=1e-5, rtol=1e-4)
 
 
 def test_the_best_head_is_kept(tmp_path: Path) -> None:
@@ -239,20 +239,20 @@ def test_the_best_head_is_kept(tmp_path: Path) -> None:
         stop = honest(interrupted)
         if trainer.place.epoch == trainer.settings.epochs:
             with torch.no_grad():
-                trainer.head.lm_head.weight.zero_()
+                trainer.pupil.lm_head.weight.zero_()
         return stop
 
     trainer._step = step  # type: ignore[method-assign]
     trained = trainer.train()
     assert trained.place.best_epoch is not None and trained.place.best_epoch < 8
-    assert bool((trained.head.lm_head.weight != 0).any())
+    assert bool((trained.pupil.lm_head.weight != 0).any())
     assert trained.validation is not None and trained.validation.tau == trained.place.best_tau
 
 
 def test_precision_is_that_of_products_alone(tmp_path: Path) -> None:
     half = whole(tmp_path, precision="bf16", epochs=8)
-    assert {weight.dtype for weight in half.head.parameters()} == {torch.float32}
-    assert {one.dtype for state in half.optimiser.state.values() for one in state.values()} == {torch.float32}
+    assert {weight.dtype for weight in half.pupil.parameters()} == {torch.float32}
+    assert {one.dtype for one in half.optimiser.tensors().values()} == {torch.float32}
     exact = whole(tmp_path / "exact", epochs=8)
     ours, theirs = (read_ledger(one / "log.jsonl")[-1]["loss"][0] for one in (tmp_path, tmp_path / "exact"))
     assert ours == pytest.approx(theirs, rel=0.05) and ours != theirs
@@ -294,8 +294,9 @@ def test_two_processes_make_the_same_steps(masked: bool, tmp_path: Path) -> None
 
 def test_only_the_head_is_trained(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path)
-    held = {id(weight) for group in trainer.optimiser.param_groups for weight in group["params"]}
-    assert held == {id(weight) for weight in trainer.head.parameters()}
+    assert {id(weight) for weight in trainer.optimiser.weights.values()} == {
+        id(weight) for weight in trainer.pupil.parameters()
+    }
     before = student().embeddings.clone(), trainer.lesson.teacher.rows.clone()
     trainer.train()
     assert torch.equal(before[0], student().embeddings) and torch.equal(before[1], trainer.lesson.teacher.rows)

@@ -17,7 +17,7 @@ FORMAT_VERSION = 1
 
 def export(
     card: Annotated[str, typer.Argument(help="A drafter: its folder, or a Hugging Face id org/name.")],
-    to: Annotated[str, typer.Option(metavar="LAYOUT", help=f"{', '.join(formats.FORMATS)}.")],
+    to: Annotated[str, typer.Option(metavar="LAYOUT", help=f"{', '.join(formats.LAYOUTS)}.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where to write it: a folder that is new or empty.")],
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:

@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,31 +26,38 @@ from outpace.models.staging import silent
 
 FORMAT_VERSION = 1
 
-# Flags whose help does not fit a line of the signature.
+# Flags of every method.
+Asked = Annotated[Path, typer.Option("--recipe", help="What to do: a TOML file, such as those in recipes/.")]
+Out = Annotated[Path, typer.Option(help="The folder of the drafter; what is made on the way lies beside it.")]
+Other = Annotated[str | None, typer.Option("--target", help="Another target than the recipe's.")]
 Files = Annotated[
     list[Path] | None,
-    typer.Option(help="Answers or prompts (JSON lines) in place of the recipe's data; may be repeated."),
+    typer.Option("--data", help="Answers or prompts (JSON lines) in place of the recipe's data; may be repeated."),
 ]
 Begun = Annotated[
     str | None,
     typer.Option("--from", metavar="HEAD", help="Train this head on, by folder or id, in place of a fresh one."),
 ]
-Recorded = Annotated[Path | None, typer.Option(help="Where recorded features lie; several trainings share it.")]
+Recorded = Annotated[
+    Path | None, typer.Option("--features", help="Where recorded features lie; several trainings share it.")
+]
 Planned = Annotated[bool, typer.Option("--plan", help="Measure a step, say what all would take, and write nothing.")]
+Resumed = Annotated[bool, typer.Option("--resume", help="Go on with a training that was interrupted.")]
 Shown = Annotated[Path | None, typer.Option(metavar="DIR", help="Show the log in TensorBoard too, from this folder.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
 def eagle3(
-    recipe: Annotated[Path, typer.Option(help="What to do: a TOML file, such as those in recipes/.")],
-    out: Annotated[Path, typer.Option(help="The folder of the drafter; what is made on the way lies beside it.")],
-    target: Annotated[str | None, typer.Option(help="Another target than the recipe's.")] = None,
+    recipe: Asked,
+    out: Out,
+    target: Other = None,
     data: Files = None,
     begin_with: Begun = None,
     features: Recorded = None,
     plan: Planned = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a training that was interrupted.")] = False,
+    resume: Resumed = False,
     tensorboard: Shown = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    json_output: Json = False,
 ) -> None:
     """Train an EAGLE-3 head for a target.
 
@@ -59,34 +66,60 @@ def eagle3(
 
     Example: outpace train eagle3 --recipe recipes/eagle3-smollm2.toml --out head
     """
-    require_room, processes = _doors()
-    chosen = _recipe(recipe, target, data, begin_with)
+    flags = Flags(recipe, out, target, data, features, plan, resume, tensorboard, json_output)
+    _train("eagle3", flags, begin_with=begin_with)
+
+
+# ---- one body for all ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What was asked for, by the flags of every method."""
+
+    recipe: Path
+    out: Path
+    target: str | None
+    data: list[Path] | None
+    features: Path | None
+    plan: bool
+    resume: bool
+    tensorboard: Path | None
+    json_output: bool
+
+
+def _train(method: str, flags: Flags, **head: Any) -> None:
+    """The verb of a method; what flags of its own say, and is not None, stands in place of its recipe's ``[head]``."""
+    require_room, processes, methods = _doors()
+    chosen = _recipe(method, flags, head)
+    out, what = flags.out, methods[method]
     work = out.resolve().with_name(f"{out.resolve().name}.training")
-    recorded = features or work / "features"
-    require_room(out, work, resume or plan)
+    recorded = flags.features or work / "features"
+    require_room(chosen, out, work, flags.resume or flags.plan)
     everyone = processes()
-    if plan and not everyone.is_main_process:
+    if flags.plan and not everyone.is_main_process:
         return
     with _notices(), _leaving(everyone):
-        if plan:
+        if flags.plan:
             found = _forecast(chosen, work, recorded, everyone)
         else:
-            found = _trained(chosen, out, work, recorded, everyone, resume, tensorboard)
+            found = _trained(chosen, out, work, recorded, everyone, flags.resume, flags.tensorboard)
     if not everyone.is_main_process:
         return
-    if json_output:
+    if flags.json_output:
         sys.stdout.write(json.dumps({"format_version": FORMAT_VERSION, **found}, indent=2) + "\n")
-    elif plan:
-        Console(highlight=False).print(table(found))
+    elif flags.plan:
+        Console(highlight=False).print(table(found, what.article, what.what))
     else:
         measured = "" if found["tau"] is None else f"; on prompts that were held out its tau is {found['tau']:.2f}"
         typer.echo(f"{out}: trained in {found['steps']} steps{measured}")
 
 
-def _doors() -> tuple[Any, Any]:
-    """What checks the place of a training, and what knows its processes; it takes seconds to import them."""
+def _doors() -> tuple[Any, Any, Any]:
+    """What checks the place of a training, what knows its processes, and the methods; they take seconds to import."""
     try:
         from outpace.training.course import require_room
+        from outpace.training.methods import METHODS
         from outpace.training.processes import processes
     except ModuleNotFoundError as error:
         if error.name != "accelerate":
@@ -94,22 +127,27 @@ def _doors() -> tuple[Any, Any]:
         raise UsageError(
             "training needs accelerate, which is not installed", hint="pip install 'outpace[train]'"
         ) from error
-    return require_room, processes
+    return require_room, processes, METHODS
 
 
-def _recipe(path: Path, target: str | None, data: list[Path] | None, begin_with: str | None) -> Any:
+def _recipe(method: str, flags: Flags, head: Mapping[str, Any]) -> Any:
     """The recipe, with what the flags say in place of its own."""
     from outpace.training.gather import is_answered
     from outpace.training.recipe import Recipe
 
-    chosen = Recipe.read(path)
-    if data:
-        answered = tuple(str(file) for file in data if is_answered(file))
-        asked = tuple(str(file) for file in data if str(file) not in answered)
+    chosen = Recipe.read(flags.recipe)
+    if chosen.method != method:
+        raise UsageError(
+            f"the method of the recipe {flags.recipe} is {chosen.method!r}; allowed: {method!r}, as the verb says",
+            hint=f"outpace train {chosen.method} takes this recipe",
+        )
+    if flags.data:
+        answered = tuple(str(file) for file in flags.data if is_answered(file))
+        asked = tuple(str(file) for file in flags.data if str(file) not in answered)
         chosen = chosen.with_changes("data", answers=answered, prompts=asked, invent=0)
-    if begin_with is not None:
-        chosen = chosen.with_changes("head", begin_with=begin_with)
-    return chosen if target is None else replace(chosen, target=target)
+    if said := {name: value for name, value in head.items() if value is not None}:
+        chosen = chosen.with_changes("head", **said)
+    return chosen if flags.target is None else replace(chosen, target=flags.target)
 
 
 def _forecast(recipe: Any, work: Path, features: Path, everyone: Any) -> dict[str, Any]:
@@ -224,8 +262,8 @@ def _bar() -> Iterator[Any]:
 # ---- what is said at the end -----------------------------------------------------------------------------------------
 
 
-def table(found: Mapping[str, Any]) -> Table:
-    """A forecast for people; all of it stands in the document of ``--json``."""
+def table(found: Mapping[str, Any], article: str, what: str) -> Table:
+    """A forecast for people, of what is trained; all of it stands in the document of ``--json``."""
     given = {name: f"{value:,}" if isinstance(value, int) else value for name, value in found.items()}
     coming = found["to_answer"] > 0
     most = "at most " if coming else ""
@@ -237,7 +275,7 @@ def table(found: Mapping[str, Any]) -> Table:
         "prompts": f"{given['to_invent']} to invent, {given['to_answer']} to answer" if coming else "none to answer",
         "samples": f"{most}{given['samples']}, {given['held_out']} of them held out; {given['left_out']} left out",
         "tokens": f"{most}{given['tokens']}, {given['answer_tokens']} of them answers'",
-        "head": f"{given['parameters']} weights",
+        what.split()[-1]: f"{given['parameters']} weights",
         "steps": f"{most}{given['steps']}, {found['step_s']:.2f} s each on {found['device']}{shares}",
         "disk": f"{_size(found['missing_bytes'])} of {_size(found['feature_bytes'])} for features still to write, "
         f"{_size(found['checkpoint_bytes'])} for checkpoints; {_size(found['free_bytes'])} are free",
@@ -245,7 +283,8 @@ def table(found: Mapping[str, Any]) -> Table:
         "time": f"{most}{_span(sum(times.values()))}: "
         + ", ".join(f"{name} {_span(seconds)}" for name, seconds in times.items()),
     }
-    shown = Table(title=escape(f"an EAGLE-3 head for {found['target']}"), title_justify="left", box=box.SIMPLE)
+    title = escape(f"{article} {what} for {found['target']}".lstrip())
+    shown = Table(title=title, title_justify="left", box=box.SIMPLE)
     shown.show_header = False
     shown.add_column(no_wrap=True)
     shown.add_column()

@@ -4,17 +4,27 @@ Knows nothing of how drafts are judged.
 """
 
 import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from outpace.drafters.card import Card, TargetRecord, is_card, read_card, read_record
+from outpace.drafters.card import METHOD, read_card
 from outpace.drafters.drafter import Drafter
+from outpace.drafters.drafter import Rates
 from outpace.drafters.eagle import Eagle
+from outpace.drafters.first_card import read_first_card
+from outpace.drafters.first_head import AnyHead, FirstHead
+from outpace.drafters.first_layouts import read_first, require_ends
 from outpace.drafters.head import Head
-from outpace.drafters.layouts import is_head, read_layout
+from outpace.drafters.layouts import method_of, read_layout
 from outpace.drafters.lookup import Lookup
+from outpace.drafters.medusa import Medusa
+from outpace.drafters.medusa_card import read_medusa_card
+from outpace.drafters.medusa_heads import MedusaHeads
+from outpace.drafters.medusa_layout import read_medusa
+from outpace.drafters.record import Card, TargetRecord, is_card, read_record
 from outpace.drafters.small import Small
 from outpace.errors import UnsupportedError, UsageError
 from outpace.models.ends import read_embeddings
@@ -46,7 +56,8 @@ def load_drafter(name: str, target: Target, *, dtype: str = "auto", trust_remote
         UsageError: the name is empty, ``small`` without a model, ``eagle3`` where no head comes along, or as in
             ``Small`` and ``Eagle``; the head was made for a target of another architecture or with another tokenizer;
             the dtype is none of those.
-        WeightsError, UnsupportedError: as in ``load_target``, ``read_card``, ``read_layout`` and ``shipped_drafter``.
+        WeightsError, UnsupportedError: as in ``load_target``, ``read_card``, ``read_layout`` and ``shipped_drafter``;
+            or a card is of a method that is not among ``READERS``.
     """
     if name in (AUTO, SHIPPED):
         if (shipped := shipped_drafter(target)) is not None:
@@ -67,23 +78,33 @@ def load_drafter(name: str, target: Target, *, dtype: str = "auto", trust_remote
             hint="no small drafter is trained for the default model yet",
         )
     folder = find_weights(name)
-    if not (is_card(folder) or is_head(folder)):
+    method = read_record(folder).method if is_card(folder) else METHOD if is_head(folder) else None
+    if method is None:
         model = load_target(name, dtype=dtype, device=str(target.device), trust_remote_code=trust_remote_code)
         return Small(model, target)
-    return _eagle(folder, target, name, f"eagle3:{name}", dtype)
+    if method not in READERS:
+        raise UnsupportedError(
+            f"the drafter {name!r} is of the method {method!r}; allowed: {', '.join(READERS)}",
+            hint="no drafter of that method is opened yet",
+        )
+    return READERS[method](folder, target, name, f"{method}:{name}", dtype)
 
 
-def shipped_drafter(target: Target, root: Path | None = None) -> Path | None:
-    """The folder of the head that comes with the package and was made for this very target; None where there is none.
+def shipped_drafter(target: Target, root: Path | None = None, *, method: str = METHOD) -> Path | None:
+    """The folder of the drafter that comes with the package and was made for this very target; None if there is none.
 
     Args:
-        root: where heads are; those of the package by default.
+        root: where drafters are; those of the package by default.
+        method: of which method; others may lie beside it.
 
     Raises:
         WeightsError, UnsupportedError: a card cannot be read.
     """
-    cards = sorted(path.parent for path in (root or HEADS).glob("*/outpace.json"))
-    return next((folder for folder in cards if read_record(folder).target.fingerprint == target.fingerprint), None)
+    for folder in sorted(path.parent for path in (root or HEADS).glob("*/outpace.json")):
+        card = read_record(folder)
+        if card.method == method and card.target.fingerprint == target.fingerprint:
+            return folder
+    return None
 
 
 # ---- whether a head was made for a target ----------------------------------------------------------------------------
@@ -105,12 +126,16 @@ def trained_head(name: str, target: Target) -> Head:
 
 
 def _eagle(folder: Path, target: Target, name: str, method: str, dtype: str) -> Eagle:
-    """The drafter of a head; ``method`` is what statistics call it."""
+    """The drafter of an EAGLE-3 head; ``method`` is what statistics call it."""
     if dtype != "auto" and dtype not in DTYPES:
         raise UsageError(f"dtype is {dtype!r}; allowed: auto, {', '.join(DTYPES)}")
     head, rates = _head(folder, target, name)
     _tell_missing_ends(head, target, name)
     return Eagle(head, target, dtype=None if dtype == "auto" else DTYPES[dtype], name=method, rates=rates)
+
+
+READERS: Mapping[str, Callable[[Path, Target, str, str, str], Drafter]] = {METHOD: _eagle}
+"""Who opens the card of a method: folder, target, the name it was asked by, that of statistics, dtype."""
 
 
 def _head(folder: Path, target: Target, name: str) -> tuple[Head, tuple[float, ...]]:

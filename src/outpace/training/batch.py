@@ -3,7 +3,7 @@
 Knows nothing of files, models or losses. Texts are padded at their right; what stands there is never read.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -49,6 +49,11 @@ class Batch:
         """Where a token of an answer stands; nowhere behind the end of a text."""
         places = torch.arange(self.ids.shape[1], device=self.ids.device)
         return self.loss_mask & (places < torch.tensor(self.lengths, device=self.ids.device)[:, None])
+
+    @property
+    def by_last(self) -> "Batch":
+        """The same with the state before the target's head as the one feature: what EAGLE-1 reads."""
+        return replace(self, features=self.last_normed[:, :, None])
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same on another device; copies overlap with computing where the memory is pinned."""

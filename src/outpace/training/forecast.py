@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +17,9 @@ from accelerate import Accelerator
 
 from outpace.decoding.loop import Request
 from outpace.decoding.text import Text
-from outpace.drafters.head import HeadShape
 from outpace.errors import UsageError
-from outpace.models.ends import read_ends
 from outpace.models.staging import Progress, silent
 from outpace.models.target import Target
-from outpace.training.anatomy import given_head, new_head, shape_for
 from outpace.training.buckets import order
 from outpace.training.checkpoint import KEPT
 from outpace.training.continuations import continuations
@@ -30,14 +28,15 @@ from outpace.training.course import divided, longest, text_for
 from outpace.training.features import estimate, fitting
 from outpace.training.gather import ANSWERS, INVENTED, require_source, split
 from outpace.training.inventions import MOST
+from outpace.training.lesson import Lesson
 from outpace.training.masks import Sample
+from outpace.training.methods import METHODS
+from outpace.training.optimiser import Optimiser
 from outpace.training.processes import processes
 from outpace.training.prompts import read_prompts, select
 from outpace.training.reader import Reader
 from outpace.training.recipe import Data, Recipe, TrainSettings
 from outpace.training.shards import batch_of
-from outpace.training.teacher import Teacher
-from outpace.training.trainer import Lesson, groups
 from outpace.verification.probabilities import Sampling
 
 PROMPT = 64
@@ -58,12 +57,12 @@ class Forecast:
         left_out: further samples, which are too long or have no answer.
         to_invent, to_answer: prompts that the target would make up, and answer.
         steps: of the optimiser, over all epochs.
-        parameters: of the head.
+        parameters: of the pupil.
         feature_bytes, missing_bytes: of recorded features, and of those that are not there yet.
         checkpoint_bytes: of weights and moments.
         free_bytes: of the disk where features go.
         memory_bytes: the most that this process took, the target and a step included; None if the system tells nothing.
-        device, device_bytes: where the head is trained, and the most that a step took there if that is a GPU.
+        device, device_bytes: where the pupil is trained, and the most that a step took there if that is a GPU.
         processes: how many share the steps.
         answering_s, recording_s, training_s: at the speed measured. Features that are computed at each use are
             recorded once an epoch.
@@ -111,15 +110,14 @@ def forecast(
         UsageError, WeightsError, UnsupportedError: as the training itself would, as far as it is looked into.
     """
     accelerator = processes() if accelerator is None else accelerator
-    given = given_head(target, recipe.head)
-    shape = shape_for(target, recipe.head) if given is None else given.shape
-    limit = longest(recipe, shape)
+    method = METHODS[recipe.method](recipe, target)
+    limit = longest(recipe, method)
     progress(0, 3, "reading the data")
-    texts = _texts(recipe.data, target, shape, work, features, limit)
+    texts = _texts(recipe.data, target, method.taps, work, features, limit)
     progress(1, 3, "measuring a step")
-    reader = Reader(target, shape.taps)
+    reader = Reader(target, method.taps)
     probe = _probe([*texts.training, *texts.held], target, limit, recipe)
-    pace = _pace(recipe.train, target, shape, reader, probe, accelerator)
+    pace = _pace(recipe.train, method.trial(), reader, probe, accelerator.device)
     progress(2, 3, "measuring answers")
     every, missing = reader.num_bytes(texts.tokens), reader.num_bytes(texts.coming) + texts.missing_bytes
     online, share = recipe.data.features == "online", accelerator.num_processes
@@ -178,7 +176,7 @@ class _Texts:
     missing_bytes: int
 
 
-def _texts(data: Data, target: Target, shape: HeadShape, work: Path, features: Path, limit: int) -> _Texts:
+def _texts(data: Data, target: Target, taps: Sequence[int], work: Path, features: Path, limit: int) -> _Texts:
     found, to_invent, to_answer = _found(data, target, text_for(target), work)
     try:
         kept = fitting(found, limit).samples
@@ -187,7 +185,7 @@ def _texts(data: Data, target: Target, shape: HeadShape, work: Path, features: P
             raise
         kept = []  # those to come will fit
     training, held = split(kept, data.held_out, data.seed) if to_answer else divided(kept, data)
-    sizes = [estimate(target, part, features, taps=shape.taps, limit=limit) for part in (training, held) if part]
+    sizes = [estimate(target, part, features, taps=taps, limit=limit) for part in (training, held) if part]
     coming = to_answer * min(limit, PROMPT + data.max_new_tokens)
     return _Texts(
         training,
@@ -275,26 +273,16 @@ def _probe(samples: list[Sample], target: Target, limit: int, recipe: Recipe) ->
 
 
 def _pace(
-    settings: TrainSettings,
-    target: Target,
-    shape: HeadShape,
-    reader: Reader,
-    samples: list[Sample],
-    accelerator: Accelerator,
+    settings: TrainSettings, lesson: Lesson, reader: Reader, samples: list[Sample], device: torch.device
 ) -> _Pace:
     """Read a batch and take two steps that change nothing; the second one counts."""
     start = time.perf_counter()
     read = reader.read(samples)
     read_s = (time.perf_counter() - start) / sum(read.lengths)
-    device = accelerator.device
     batch = batch_of([read.row(place) for place in range(len(samples))]).to(device)
-    ids = torch.arange(shape.draft_vocab_size)  # it takes as long with any others
-    ends = read_ends(target)
-    teacher = Teacher.of(ends.embeddings, ends.head, ids)
-    teacher = Teacher(teacher.embeddings.to(device), teacher.rows.to(device))
-    head = new_head(shape, ids, settings.seed).to(device)
-    lesson = Lesson(head, teacher, settings)
-    optimiser = torch.optim.AdamW(groups(head, settings.weight_decay), lr=0.0)
+    lesson = lesson.on(device)
+    weights = list(lesson.pupil.parameters())
+    optimiser = Optimiser(lesson.pupil, settings)
     batch_s = optimiser_s = 0.0
     for _ in range(2):
         start = time.perf_counter()
@@ -303,11 +291,11 @@ def _pace(
         objective.detach().item()  # waits for the device
         batch_s = time.perf_counter() - start
         start = time.perf_counter()
-        optimiser.step()
-        optimiser.zero_grad()
-        head.fc.weight.detach()[0, 0].item()
+        optimiser.step(0.0)
+        optimiser.forget()
+        weights[0].detach().flatten()[0].item()
         optimiser_s = time.perf_counter() - start
-    return _Pace(read_s, batch_s, optimiser_s, sum(weight.numel() for weight in head.parameters()))
+    return _Pace(read_s, batch_s, optimiser_s, sum(weight.numel() for weight in weights))
 
 
 def _answering_s(target: Target, data: Data, invented: int, answered: int) -> float:

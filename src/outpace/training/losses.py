@@ -4,8 +4,10 @@ Knows nothing of heads, texts or steps. The draft speaks a part of the target's 
 of the target's logits the rows given here are its true law, and what it says outside of them counts as rejected.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +19,9 @@ from outpace.errors import UsageError
 
 ETA = 3.0
 """How soon the hybrid turns from divergence to acceptance."""
+HYBRID = "lk-hybrid"
+BETAS = (0.1, 0.5, 0.9)
+"""Shares of the target's law in the mixtures of ``jsd-0.1``, ``jsd-0.5`` and ``jsd-0.9``."""
 
 ELEMENTS = {"cpu": 1 << 18}  # logits of one pass: what stays in a core's cache while it is read five times
 ELEMENTS_ELSEWHERE = 1 << 26
@@ -109,6 +114,28 @@ def log_acceptance(
     return -torch.where(log_draft < log_target, log_draft, log_target).logsumexp(-1)
 
 
+def jensen_shannon(
+    draft_logits: Float[Tensor, "*lead draft"],
+    target_logits: Float[Tensor, "*lead draft"],
+    logsumexp: Float[Tensor, "*lead"],
+    beta: float = 0.5,
+) -> Float[Tensor, "*lead"]:
+    """beta KL(target, mixture) + (1 - beta) KL(draft, mixture), of the mixture beta target + (1 - beta) draft.
+
+    It is finite whatever either of them forbids. For small ``beta`` it is ``beta`` times the forward divergence, and
+    near 1 it is 1 - ``beta`` times the reverse one.
+
+    Args:
+        beta: between 0 and 1; at one half it is symmetric.
+
+    Source: DistillSpec (Zhou et al., arXiv 2310.08461), section 3.
+    """
+    log_draft, log_target = draft_logits.log_softmax(-1), _true(target_logits, logsumexp)
+    mixed = torch.logaddexp(log_target + math.log(beta), log_draft + math.log(1 - beta))
+    inside = _dot(log_target.exp(), log_target - mixed) + _outside(log_target.exp(), beta)
+    return beta * inside + (1 - beta) * _dot(log_draft.exp(), log_draft - mixed)
+
+
 Plain = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Of draft logits, target logits and the target's log-sum-exp: one value a row."""
 
@@ -120,6 +147,11 @@ def _true(target_logits: Tensor, logsumexp: Tensor) -> Tensor:
 def _dot(weights: Tensor, logs: Tensor) -> Tensor:
     """Sums of products in which nothing times minus infinity is nothing."""
     return (weights * logs.clamp_min(torch.finfo(logs.dtype).min)).sum(-1)
+
+
+def _outside(target: Tensor, beta: float) -> Tensor:
+    """What ids that the draft cannot say bring to KL(target, mixture): the mixture holds ``beta`` of each."""
+    return -math.log(beta) * (1 - target.sum(-1))
 
 
 # ---- the fast forms: value and gradient of a few rows at once ------------------------------------------------------
@@ -186,12 +218,22 @@ def _fast_log_acceptance(rows: _Rows) -> tuple[Tensor, Tensor]:
     return values, rows.draft * shares.sum(-1, keepdim=True) - shares
 
 
+def _fast_jensen_shannon(rows: _Rows, beta: float) -> tuple[Tensor, Tensor]:
+    log_draft, log_target = rows.log_draft, rows.log_target
+    mixed = torch.logaddexp(log_target + math.log(beta), log_draft + math.log(1 - beta))
+    inside = _dot(rows.target, log_target - mixed) + _outside(rows.target, beta)
+    above = (log_draft - mixed).clamp_min_(torch.finfo(mixed.dtype).min)  # a draft may forbid an id too
+    mean = (rows.draft * above).sum(-1)
+    return beta * inside + (1 - beta) * mean, (1 - beta) * rows.draft * (above - mean[:, None])
+
+
 PLAIN: Mapping[str, Plain] = {
     "cross-entropy": cross_entropy,
     "forward-kl": forward_kl,
     "reverse-kl": reverse_kl,
     "total-variation": total_variation,
     "log-acceptance": log_acceptance,
+    **{f"jsd-{beta}": partial(jensen_shannon, beta=beta) for beta in BETAS},
 }
 FAST: Mapping[str, Fast] = {
     "cross-entropy": _fast_cross_entropy,
@@ -199,8 +241,9 @@ FAST: Mapping[str, Fast] = {
     "reverse-kl": _fast_reverse_kl,
     "total-variation": _fast_total_variation,
     "log-acceptance": _fast_log_acceptance,
+    **{f"jsd-{beta}": partial(_fast_jensen_shannon, beta=beta) for beta in BETAS},
 }
-LOSSES: tuple[str, ...] = (*PLAIN, "lk-hybrid")
+LOSSES: tuple[str, ...] = (*PLAIN, HYBRID)
 """The names of all losses."""
 
 
@@ -221,7 +264,7 @@ def _mixture(name: str, acceptance: Callable[[], Tensor]) -> list[tuple[str, flo
 
     Source: LK losses (Samarin et al., arXiv 2602.23881).
     """
-    if name != "lk-hybrid":
+    if name != HYBRID:
         return [(name, 1.0)]
     blend = (-ETA * acceptance()).exp()
     return [("forward-kl", blend), ("total-variation", 1 - blend)]
@@ -252,6 +295,7 @@ def weighted_loss(
     target_logits: Float[Tensor, "*lead draft"],
     logsumexp: Float[Tensor, "*lead"],
     weights: Float[Tensor, "*lead"],
+    acceptance: Float[Tensor, ""] | None = None,
 ) -> WeightedLoss:
     """A loss summed over rows by their weights; rows of weight 0 bring nothing, whatever they hold.
 
@@ -259,11 +303,12 @@ def weighted_loss(
     gradient, one number of the logits' dtype for each of them.
 
     Args:
-        name: one of ``LOSSES``. The blend of the hybrid follows the mean acceptance of the rows given here.
+        name: one of ``LOSSES``.
         draft_logits: the draft's, over its own vocabulary.
         target_logits: the target's logits of the same ids.
         logsumexp: of the target's logits over its whole vocabulary.
         weights: 0 or more.
+        acceptance: the mean acceptance that the blend of the hybrid follows; that of the rows given here if None.
 
     Raises:
         UsageError: there is no such loss.
@@ -272,8 +317,8 @@ def weighted_loss(
     lead = logsumexp.shape
     wanted = torch.is_grad_enabled() and draft_logits.requires_grad
     inputs = draft_logits.flatten(0, -2), target_logits.flatten(0, -2), logsumexp.flatten(), weights.flatten()
-    total, acceptance, choices = _Weighted.apply(*inputs, name, wanted)  # type: ignore[no-untyped-call]
-    return WeightedLoss(total, weights.sum(), acceptance.view(lead), choices.view(lead))
+    total, accepted, choices = _Weighted.apply(*inputs, name, wanted, acceptance)  # type: ignore[no-untyped-call]
+    return WeightedLoss(total, weights.sum(), accepted.view(lead), choices.view(lead))
 
 
 def weighted_loss_plain(
@@ -306,6 +351,7 @@ class _Weighted(torch.autograd.Function):
         weights: Tensor,
         name: str,
         wanted: bool,
+        given: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         count, vocab = draft_logits.shape
         size = max(1, ELEMENTS.get(draft_logits.device.type, ELEMENTS_ELSEWHERE) // vocab)
@@ -315,6 +361,8 @@ class _Weighted(torch.autograd.Function):
             return _Rows(draft_logits[part], target_logits[part], logsumexp[part])
 
         def mean_acceptance() -> Tensor:
+            if given is not None:
+                return given
             each = torch.cat([rows(part).acceptance for part in parts])
             return _kept(each, weights).sum() / weights.sum()
 
@@ -337,4 +385,4 @@ class _Weighted(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, wanted: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
-        return (None if gradient is None else gradient * wanted), None, None, None, None, None
+        return (None if gradient is None else gradient * wanted), *[None] * 6

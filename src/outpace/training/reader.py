@@ -37,10 +37,10 @@ class Reader:
     Args:
         target: a model that shows features.
         taps: which of its states, as indices of ``hidden_states``, rising: 0 are the embeddings, k is the output of
-            layer k.
+            layer k. There may be none: the state that the target's head reads is read in any case.
 
     Raises:
-        UsageError: no tap, taps that do not rise, or one that the target does not have.
+        UsageError: taps that do not rise, or one that the target does not have.
         UnsupportedError: the target's logits are not those of its head's rows alone: scaled, capped or with a bias.
         NumericsError: its logits are not finite.
         WeightsError: the rows of its head cannot be found.
@@ -182,8 +182,8 @@ def before_answers(mask: Bool[Tensor, " places"], ends: Sequence[int]) -> Bool[T
 
 
 def _check_taps(target: Target, taps: tuple[int, ...]) -> None:
-    if not taps or any(left >= right for left, right in pairwise(taps)):
-        raise UsageError(f"the taps are {taps}; allowed: one or more, each beyond the one before")
+    if any(left >= right for left, right in pairwise(taps)):
+        raise UsageError(f"the taps are {taps}; allowed: each beyond the one before")
     layers = target.shape.layers if isinstance(target, Transformer) else None
     for tap in taps:
         if tap < 0 or (layers is not None and tap > layers):

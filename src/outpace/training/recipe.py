@@ -1,26 +1,25 @@
-"""A recipe: all that decides what a training makes, read from TOML under one strict schema.
+"""A recipe: all that decides what a training makes, read from TOML under one strict schema for each method.
 
-Knows nothing of how a setting is used. A key that is not known is an error: a setting that was misspelt would otherwise
-be trained without.
+Knows nothing of how a setting is used. What every method needs stands in tables of its own; what is trained stands in
+``[head]``, which is another table for each method.
 """
 
-import json
-import math
 import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, is_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from outpace.errors import UsageError
 from outpace.training.losses import LOSSES
+from outpace.training.strict import Ranges, check, known, plain, read_table, toml_lines
 
 FORMAT_VERSION = 1
-METHODS = ("eagle3",)
 FEATURES = ("recorded", "online")
 SCHEDULES = ("cosine", "linear", "constant")
 PRECISIONS = ("bf16", "fp32")
+OPTIMISERS = ("adamw", "muon")
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Data:
 
 @dataclass(frozen=True)
 class HeadSettings:
-    """What is trained; what is None is the target's own.
+    """What is trained of an EAGLE-3 head; what is None is the target's own.
 
     Args:
         norm_before_residual, norm_before_fc, fc_norm, norm_output: as in ``HeadShape``; never assumed.
@@ -86,10 +85,10 @@ class HeadSettings:
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """How it is trained.
+    """How it is trained. A method that needs more, or for which some of this means nothing, has a subclass.
 
     Args:
-        depth: steps of the training-time test.
+        depth: tokens ahead that are taught: steps of the training-time test.
         epochs: passes over the data.
         tokens_per_batch: rows times the longest of them, of one forward pass.
         batches_per_step: forward passes of one step of the optimiser, over all processes.
@@ -97,7 +96,9 @@ class TrainSettings:
         warmup: the share of all steps in which it rises to that.
         schedule: how it falls from there on: ``cosine``, ``linear`` or ``constant``.
         final_rate: what it falls to, as a share of the highest.
-        betas, weight_decay: of AdamW; only matrices decay.
+        optimiser: ``adamw`` for all weights, or ``muon`` for the matrices inside and AdamW for the rest.
+        muon_factor: the rate of Muon's matrices, as so many times the learning rate.
+        betas, weight_decay: of AdamW; only matrices decay, under Muon too.
         clip: the largest norm of a step's gradient.
         loss: one of ``LOSSES``.
         decay: how much less each step of the unrolled draft weighs than the one before.
@@ -108,6 +109,8 @@ class TrainSettings:
         max_bad_steps: so many steps in a row may be skipped for a loss that is no number.
     """
 
+    untold: ClassVar[tuple[str, ...]] = ()
+
     depth: int = 4
     epochs: int = 2
     tokens_per_batch: int = 2048
@@ -116,6 +119,8 @@ class TrainSettings:
     warmup: float = 0.03
     schedule: str = "cosine"
     final_rate: float = 0.05
+    optimiser: str = "adamw"
+    muon_factor: float = 8.0
     betas: tuple[float, ...] = (0.9, 0.95)
     weight_decay: float = 0.0
     clip: float = 0.5
@@ -144,17 +149,40 @@ class WalkSettings:
 
 
 @dataclass(frozen=True)
+class Schema:
+    """What recipes of one method say.
+
+    Args:
+        head: the dataclass of ``[head]``.
+        train: that of ``[train]``.
+    """
+
+    head: type
+    train: type[TrainSettings] = TrainSettings
+
+    @property
+    def tables(self) -> Mapping[str, type]:
+        """The tables of a recipe by name."""
+        return {"head": self.head, "data": Data, "train": self.train, "walk": WalkSettings}
+
+
+METHODS: Mapping[str, Schema] = {"eagle3": Schema(HeadSettings)}
+"""The methods that can be trained; what each does stands in ``methods.py``."""
+
+
+@dataclass(frozen=True)
 class Recipe:
     """A whole training.
 
     Args:
-        method: ``eagle3``.
+        head: what is trained, in the table of the method.
+        method: one of ``METHODS``.
         target: a folder, a hub id, or the default.
         dtype: of the target.
-        head, data, train, walk: see there.
+        data, train, walk: see there.
     """
 
-    head: HeadSettings
+    head: Any
     method: str = "eagle3"
     target: str = "smollm2"
     dtype: str = "auto"
@@ -185,8 +213,7 @@ class Recipe:
             source: what an error calls it.
 
         Raises:
-            UsageError: it is no TOML, a key is unknown, missing or of a wrong type, or a value is out of range; the
-                message names the key and what is allowed.
+            UsageError: it is no TOML, its version or method is another, or as ``read_table``.
         """
         try:
             document = tomllib.loads(text)
@@ -195,45 +222,40 @@ class Recipe:
         version = document.pop("format_version", None)
         if version != FORMAT_VERSION:
             raise UsageError(f"{source}: format_version is {version!r}; allowed: {FORMAT_VERSION}")
-        recipe: Recipe = _table(cls, document, source)
+        method = document.get("method", "eagle3")
+        if method not in [*METHODS]:
+            raise UsageError(f"{source}: method is {method!r}; allowed: one of {', '.join(METHODS)}")
+        recipe: Recipe = read_table(cls, document, source, _RANGES, METHODS[method].tables)
         return recipe
 
     def with_changes(self, section: str, **changes: Any) -> "Recipe":
         """The recipe with other values in one of its tables, checked anew."""
         table = replace(getattr(self, section), **changes)
-        _check(table, f"[{section}]")
+        check(table, f"[{section}]", _RANGES)
         return replace(self, **{section: table})
 
     def to_dict(self) -> dict[str, Any]:
         """The recipe as JSON can hold it."""
-        return {"format_version": FORMAT_VERSION} | asdict(self)
+        values = {name: getattr(self, name) for name in known(self)}
+        said = {name: plain(value) if is_dataclass(value) else value for name, value in values.items()}
+        return {"format_version": FORMAT_VERSION} | said
 
     def to_toml(self) -> str:
         """The recipe as text that ``from_toml`` reads as the same; what is None is left out."""
-        plain = self.to_dict()
-        tables = {name: plain.pop(name) for name in _TABLES}
-        lines = _lines(plain)
+        said = self.to_dict()
+        tables = {name: said.pop(name) for name in METHODS[self.method].tables}
+        lines = toml_lines(said)
         for name, table in tables.items():
-            lines += ["", f"[{name}]", *_lines(table)]
+            lines += ["", f"[{name}]", *toml_lines(table)]
         return "\n".join(lines) + "\n"
 
 
-# ---- the schema ------------------------------------------------------------------------------------------------------
+# ---- what values may be ----------------------------------------------------------------------------------------------
 
-_TABLES: Mapping[str, type] = {"head": HeadSettings, "data": Data, "train": TrainSettings, "walk": WalkSettings}
-_KINDS: Mapping[Any, tuple[str, Callable[[Any], bool]]] = {
-    bool: ("true or false", lambda value: isinstance(value, bool)),
-    int: ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)),
-    float: (
-        "a number",
-        lambda value: isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value),
-    ),
-    str: ("a string", lambda value: isinstance(value, str)),
-}
-_RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
-    "method": (f"one of {', '.join(METHODS)}", METHODS.__contains__),
+_RANGES: Ranges = {
     "features": (f"one of {', '.join(FEATURES)}", FEATURES.__contains__),
     "schedule": (f"one of {', '.join(SCHEDULES)}", SCHEDULES.__contains__),
+    "optimiser": (f"one of {', '.join(OPTIMISERS)}", OPTIMISERS.__contains__),
     "precision": (f"one of {', '.join(PRECISIONS)}", PRECISIONS.__contains__),
     "loss": (f"one of {', '.join(LOSSES)}", LOSSES.__contains__),
     "held_out": ("0 up to, not including, 1", lambda value: 0 <= value < 1),
@@ -243,12 +265,14 @@ _RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "betas": ("two numbers from 0 to below 1", lambda value: len(value) == 2 and all(0 <= each < 1 for each in value)),
     "temperatures": ("one or more, each 0 or above", lambda value: len(value) > 0 and min(value) >= 0),
     "taps": ("one or more, each beyond the one before", lambda value: _rising(value)),
+    "prompts": ("0 or more", lambda value: isinstance(value, tuple) or value >= 0),  # files, or how many
     **{
         name: ("0 or more", lambda value: value >= 0)
-        for name in ("most_prompts", "invent", "weight_decay", "prompts", "max_bad_steps", "seed")
+        for name in ("most_prompts", "invent", "weight_decay", "max_bad_steps", "seed")
     },
     **{
-        name: ("above 0", lambda value: value > 0) for name in ("learning_rate", "clip", "checkpoint_minutes")
+        name: ("above 0", lambda value: value > 0)
+        for name in ("learning_rate", "muon_factor", "clip", "checkpoint_minutes")
     },
     **{
         name: ("1 or more", lambda value: value >= 1)
@@ -262,69 +286,3 @@ _RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 
 def _rising(value: tuple[int, ...]) -> bool:
     return len(value) > 0 and value[0] >= 0 and all(left < right for left, right in pairwise(value))
-
-
-def _table(kind: type, said: Any, where: str) -> Any:
-    """A table as a dataclass."""
-    if not isinstance(said, dict):
-        raise UsageError(f"{where} is {said!r}; allowed: a table")
-    known = {one.name: one for one in fields(kind)}
-    for name in said:
-        if name not in known:
-            raise UsageError(f"{where}: unknown key {name!r}; allowed: {', '.join(known)}")
-    values: dict[str, Any] = {}
-    for name, one in known.items():
-        if name in said:
-            inner = f"{where}, [{name}]"
-            values[name] = (
-                _table(_TABLES[name], said[name], inner) if name in _TABLES else _value(one, said[name], where)
-            )
-        elif one.default is MISSING and one.default_factory is MISSING:
-            words = "a table" if name in _TABLES else _words(one)
-            raise UsageError(f"{where}: {name} is missing; allowed: {words}")
-    made = kind(**values)
-    _check(made, where)
-    return made
-
-
-def _words(one: Any) -> str:
-    kind, many = _kind(one)
-    return f"a list, each {_KINDS[kind][0]}" if many else _KINDS[kind][0]
-
-
-def _kind(one: Any) -> tuple[type, bool]:
-    """What a field holds, and whether a list of it."""
-    inner = [each for each in getattr(one.type, "__args__", ()) if each is not type(None)]
-    whole = inner[0] if type(None) in getattr(one.type, "__args__", ()) else one.type
-    if getattr(whole, "__origin__", None) is tuple:
-        return whole.__args__[0], True
-    return whole, False
-
-
-def _value(one: Any, said: Any, where: str) -> Any:
-    kind, many = _kind(one)
-    _, fits = _KINDS[kind]
-    if not (isinstance(said, list) and all(map(fits, said)) if many else fits(said)):
-        raise UsageError(f"{where}: {one.name} is {said!r}; allowed: {_words(one)}")
-    if kind is float:
-        said = [float(each) for each in said] if many else float(said)
-    return tuple(said) if many else said
-
-
-def _lines(table: Mapping[str, Any]) -> list[str]:
-    """One line a key; a JSON value is a TOML value once DEL is escaped too."""
-    return [
-        f"{name} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
-        for name, value in table.items()
-        if value is not None
-    ]
-
-
-def _check(table: Any, where: str) -> None:
-    for one in fields(table):
-        value = getattr(table, one.name)
-        if value is None or one.name not in _RANGES or (one.name == "prompts" and isinstance(value, tuple)):
-            continue
-        words, fits = _RANGES[one.name]
-        if not fits(value):
-            raise UsageError(f"{where}: {one.name} is {value!r}; allowed: {words}")

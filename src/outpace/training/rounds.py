@@ -6,7 +6,7 @@ and the target's own next one, so that the walk has the turns that decoding has,
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -14,7 +14,7 @@ import torch
 from outpace.decoding.loop import Request
 from outpace.decoding.stats import Tally
 from outpace.drafters.budget import RANKS
-from outpace.drafters.head import Head
+from outpace.drafters.first_head import AnyHead, FirstHead
 from outpace.models.target import Target
 from outpace.training.batch import Batch
 from outpace.training.buckets import order
@@ -24,6 +24,10 @@ from outpace.training.reader import Reader
 from outpace.training.shards import batch_of
 from outpace.training.teacher import Teacher
 from outpace.training.unroll import unroll
+
+Ranks = list[list[list[int]]]
+"""Of some texts: where the text's own token stands among those drafted, behind each place and at each step, from 1 on;
+step 0 behind place t speaks of token t + 2, and 0 is a token that cannot be drafted."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Walked:
 
 
 def walked(
-    head: Head,
+    head: AnyHead,
     target: Target,
     teacher: Teacher,
     prompts: Sequence[Sequence[int]],
@@ -65,7 +69,7 @@ def walked(
     ties of two kernels apart.
 
     Args:
-        head: fp32.
+        head: fp32; of EAGLE-1, with the target's head to speak through.
         target: who answers.
         teacher: the target's rows, for the head's ids.
         prompts: ids of each.
@@ -77,20 +81,57 @@ def walked(
     Raises:
         UsageError, UnsupportedError, NumericsError: as for ``decode``, ``Reader`` and ``unroll``.
     """
+    shape = head.shape
+    return walked_by(
+        lambda batch: _ranks(head, batch, teacher, depth),
+        target,
+        prompts,
+        taps=[tap for tap in shape.taps if isinstance(tap, int)],  # the state before the head is read in any case
+        positions=shape.max_positions,
+        depth=depth,
+        max_new_tokens=max_new_tokens,
+        batch_size=batch_size,
+        tokens_per_batch=tokens_per_batch,
+    )
+
+
+def walked_by(
+    ranks: Callable[[Batch], Ranks],
+    target: Target,
+    prompts: Sequence[Sequence[int]],
+    *,
+    taps: Sequence[int],
+    positions: int,
+    depth: int,
+    max_new_tokens: int,
+    batch_size: int = 32,
+    tokens_per_batch: int = 4096,
+) -> Walked:
+    """Walk chains of a drafter of any kind: as long as they match, they read the text's own tokens.
+
+    Args:
+        ranks: what it would draft in some texts, ``depth`` steps far.
+        taps: where it reads the target, its state before the head apart.
+        positions: what it has for texts and drafts, as ``max_positions`` of a head.
+        target, prompts, depth, max_new_tokens, batch_size, tokens_per_batch: as for ``walked``.
+
+    Raises:
+        UsageError, UnsupportedError, NumericsError: as for ``decode`` and ``Reader``.
+    """
     requests = [Request(prompt, max_new_tokens=max_new_tokens, eos_ids=target.eos_ids) for prompt in prompts]
     texts: dict[int, list[int]] = {one.index: one.ids for one in continuations(target, requests, batch_size)}
     # A text of one new token has no turn.
     places = [place for place in sorted(texts) if len(texts[place]) > 1]
     samples = [_sample(list(prompts[place]), texts[place]) for place in places]
-    tally, reader, decided = Tally(), Reader(target, head.shape.taps), Counter[int]()
+    tally, reader, decided = Tally(), Reader(target, taps), Counter[int]()
     lengths = [len(sample) for sample in samples]
     for group in order(lengths, 0, 0, max(tokens_per_batch, *lengths)) if samples else []:
         read = reader.read([samples[place] for place in group])
         batch = batch_of([read.row(place) for place in range(len(group))])
-        for place, ranks in zip(group, _ranks(head, batch, teacher, depth), strict=True):
+        for place, found in zip(group, ranks(batch), strict=True):
             own, start = places[place], len(prompts[places[place]])
-            rooms = min(max_new_tokens, target.max_positions - start), head.shape.max_positions - start + 2
-            decided.update(_walk(tally, ranks[start - 1 :], texts[own], depth, rooms, target.eos_ids))
+            rooms = min(max_new_tokens, target.max_positions - start), positions - start + 2
+            decided.update(_walk(tally, found[start - 1 :], texts[own], depth, rooms, target.eos_ids))
     spoken, whole = tally.speculation("walked"), decided.total()
     by_rank = tuple(decided[rank] / whole for rank in range(1, 1 + RANKS)) if whole else ()
     return Walked(tally.turns, tally.emitted, spoken.tau, spoken.acceptance_by_position, by_rank)
@@ -104,11 +145,12 @@ def _sample(prompt: list[int], new: list[int]) -> Sample:
 
 
 @torch.no_grad()
-def _ranks(head: Head, batch: Batch, teacher: Teacher, depth: int) -> list[list[list[int]]]:
+def _ranks(head: AnyHead, batch: Batch, teacher: Teacher, depth: int) -> Ranks:
     """Where the text's own tokens stand among the drafted ones, by place and step; see ``Unrolled``."""
     said = torch.cat((batch.ids[:, 1:], batch.ids.new_full((len(batch.ids), 1), -1)), 1)
-    ranks = unroll(head, replace(batch, argmax=said), teacher, steps=depth, ranked=True).ranks
-    found: list[list[list[int]]] = [] if ranks is None else ranks.tolist()
+    shown = batch.by_last if isinstance(head, FirstHead) else batch
+    ranks = unroll(head, replace(shown, argmax=said), teacher, steps=depth, ranked=True).ranks
+    found: Ranks = [] if ranks is None else ranks.tolist()
     return found
 
 

@@ -45,6 +45,10 @@ class Teacher:
         """
         return cls(embeddings, head[target_ids.to(head.device)])
 
+    def to(self, device: torch.device) -> "Teacher":
+        """The same on another device."""
+        return Teacher(self.embeddings.to(device), self.rows.to(device))
+
     @torch.no_grad()
     def logits(self, last_normed: Float[Tensor, "*lead hidden"]) -> Float[Tensor, "*lead draft"]:
         """The target's logits of the head's ids, multiplied as the target did, whatever precision is set for others."""

@@ -1,7 +1,7 @@
 """The loop of training: windows of batches in a fixed order, one step of the optimiser each, on one device or many.
 
-Knows nothing of where texts come from or where a head goes. A step is made of the same batches in the same order
-however many processes share them, and what is gone on with becomes what it would have become, to the bit.
+Knows nothing of what is taught, where texts come from or where a pupil goes. A step is made of the same batches in the
+same order however many processes share them, and what is gone on with becomes what it would have become, to the bit.
 """
 
 import json
@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from outpace.drafters.head import Head
 from outpace.errors import NumericsError
 from outpace.models.weights import save_tensors
 from outpace.training.batch import Batch
@@ -29,10 +28,11 @@ from outpace.training.checkpoint import Checkpoint, Place, newest, require_same,
 from outpace.training.counts import StepCounts
 from outpace.training.features import Features
 from outpace.training.ledger import LOG, Ledger
+from outpace.training.lesson import Lesson
+from outpace.training.optimiser import Optimiser
 from outpace.training.recipe import TrainSettings
 from outpace.training.schedule import rate
-from outpace.training.teacher import Teacher
-from outpace.training.unroll import unroll, weights_of
+from outpace.training.strict import plain
 
 BEST = "best"
 SMOOTHED = 10
@@ -68,60 +68,35 @@ class Trained:
     """How a training ended.
 
     Args:
-        head: the best one by the prompts that were held out; the last where none were.
+        pupil: the best one by the prompts that were held out; the last where none were.
         place: where it stands.
-        validation: what the best head showed on held-out prompts; None where none were.
+        validation: what the best one showed on held-out prompts; None where none were.
     """
 
-    head: Head
+    pupil: nn.Module
     place: Place
     validation: StepCounts | None
 
 
-class Lesson(nn.Module):
-    """The training-time test as a module, so that what wraps modules for many processes sees its forward."""
-
-    def __init__(self, head: Head, teacher: Teacher, settings: TrainSettings) -> None:
-        super().__init__()
-        self.head, self.teacher, self.settings = head, teacher, settings
-
-    def forward(self, batch: Batch, weights: Tensor | None = None) -> tuple[Tensor, StepCounts]:
-        """The objective, as a share of that of all batches whose weights these are, and the counts."""
-        chosen = self.settings
-        half = chosen.precision == "bf16"
-        with torch.autocast(batch.ids.device.type, torch.bfloat16) if half else nullcontext():
-            found = unroll(
-                self.head,
-                batch,
-                self.teacher,
-                steps=chosen.depth,
-                loss=chosen.loss,
-                mask_outside=chosen.mask_outside,
-            )
-        return found.objective(chosen.decay, weights), found.counts
-
-
 class Trainer:
-    """Trains one head.
+    """Trains one pupil.
 
     Args:
-        head: fp32; trained in place.
+        lesson: it, and what it is taught; the pupil is trained in place.
         features: what is trained on.
         held_out: what only measures; None measures nothing.
-        teacher: the target's rows.
         settings: how.
         folder: of checkpoints and the log.
-        identity: what else must be the same for a training to be gone on with: target, data, head.
+        identity: what else must be the same for a training to be gone on with: target, data, pupil.
         accelerator: the devices; one of its own by default.
         watch: told after every step.
     """
 
     def __init__(
         self,
-        head: Head,
+        lesson: Lesson,
         features: Features,
         held_out: Features | None,
-        teacher: Teacher,
         settings: TrainSettings,
         folder: Path,
         *,
@@ -131,15 +106,14 @@ class Trainer:
     ) -> None:
         self.accelerator = Accelerator(mixed_precision="no") if accelerator is None else accelerator
         self.device = self.accelerator.device
-        self.head, self.features, self.held_out, self.settings = head, features, held_out, settings
+        self.given, self.pupil = lesson.on(self.device), lesson.pupil
+        self.features, self.held_out, self.settings = features, held_out, settings
         self.folder, self.watch = folder, watch
-        chosen = {name: value for name, value in asdict(settings).items() if name not in FREE}
+        self.given.train()
+        chosen = {name: value for name, value in plain(settings).items() if name not in FREE}
         self.identity = json.loads(json.dumps({**identity, **chosen}))  # as it will be read back
-        self.target_ids = head.target_ids.cpu()
-        teacher = Teacher(teacher.embeddings.to(self.device), teacher.rows.to(self.device))
-        self.lesson: Any = self.accelerator.prepare_model(Lesson(head, teacher, settings).to(self.device))
-        first, second = settings.betas
-        self.optimiser = torch.optim.AdamW(groups(head, settings.weight_decay), settings.learning_rate, (first, second))
+        self.lesson: Any = self.accelerator.prepare_model(self.given)
+        self.optimiser = Optimiser(self.pupil, settings)
         self.epochs = [
             features.order(settings.seed, epoch, settings.tokens_per_batch) for epoch in range(settings.epochs)
         ]
@@ -178,13 +152,13 @@ class Trainer:
         return self._best()
 
     def _best(self) -> Trained:
-        """The head that validation liked best."""
+        """The pupil that validation liked best."""
         self.accelerator.wait_for_everyone()
         best = self.folder / BEST / "head.safetensors"
         if self.place.best_epoch is not None:
-            self.head.load_state_dict(load_file(best))
+            self.pupil.load_state_dict(load_file(best))
         validation = self.validate() if self.held_out is not None else None
-        return Trained(self.head, self.place, validation)
+        return Trained(self.pupil, self.place, validation)
 
     # ---- a step ------------------------------------------------------------------------------------------------------
 
@@ -195,15 +169,14 @@ class Trainer:
         order = self.epochs[place.epoch]
         window = order[place.window * size :][:size]
         batches = self._share(window)
-        weights = sum(
-            (self._weights(batch) for batch in batches), torch.zeros(self.settings.depth, dtype=torch.float64)
-        )
+        self.given.begin(place.step)
+        weights = sum(map(self.given.weights, batches), torch.zeros(self.given.steps, dtype=torch.float64))
         *summed, stop = self._summed(
             torch.cat((weights, torch.tensor([float(interrupted)], dtype=torch.float64)))
         ).tolist()
         began = time.perf_counter()
         learning_rate = rate(self.settings, place.step, self.steps)
-        counts, norm = StepCounts.none(self.settings.depth), 0.0
+        counts, norm = StepCounts.none(self.given.steps), 0.0
         if any(summed):
             counts, norm = self._learn(batches, torch.tensor(summed, dtype=torch.float64), learning_rate)
         else:
@@ -231,12 +204,9 @@ class Trainer:
             mine = [replace(spare, loss_mask=torch.zeros_like(spare.loss_mask))]
         return mine
 
-    def _weights(self, batch: Batch) -> Tensor:
-        return weights_of(batch, self.target_ids, steps=self.settings.depth, mask_outside=self.settings.mask_outside)
-
     def _learn(self, batches: list[Batch], weights: Tensor, learning_rate: float) -> tuple[StepCounts, float]:
         """Gradients of all batches, and a step unless one of them is no number."""
-        counts = StepCounts.none(self.settings.depth)
+        counts = StepCounts.none(self.given.steps)
         for number, batch in enumerate(batches, 1):
             last = number == len(batches)
             with nullcontext() if last else self.accelerator.no_sync(self.lesson):
@@ -244,17 +214,15 @@ class Trainer:
                 # What wraps the module takes the mean over processes; the weights are those of all of them already.
                 self.accelerator.backward(objective * self.accelerator.num_processes)
             counts = counts + found
-        norm = float(nn.utils.clip_grad_norm_(self.head.parameters(), self.settings.clip))
+        norm = float(nn.utils.clip_grad_norm_(self.pupil.parameters(), self.settings.clip))
         counts = StepCounts(*self._summed(torch.stack(list(vars(counts).values()))))
         if math.isfinite(norm) and bool(counts.losses.isfinite().all()):
-            for group in self.optimiser.param_groups:
-                group["lr"] = learning_rate
-            self.optimiser.step()
+            self.optimiser.step(learning_rate)
             self.place.bad_in_row = 0
         else:
             self._skip(norm, counts)
-            counts = StepCounts.none(self.settings.depth)
-        self.optimiser.zero_grad()
+            counts = StepCounts.none(self.given.steps)
+        self.optimiser.forget()
         return counts, norm
 
     def _skip(self, norm: float, counts: StepCounts) -> None:
@@ -301,18 +269,19 @@ class Trainer:
             self.watch(Report(replace(place), self.steps, self.settings.epochs, shown, speed, left))
 
     def validate(self) -> StepCounts:
-        """What the head shows on the texts that were held out."""
-        counts = StepCounts.none(self.settings.depth)
+        """What the pupil shows on the texts that were held out."""
+        counts = StepCounts.none(self.given.steps)
         if self.held_out is not None:
             rank, world = self.accelerator.process_index, self.accelerator.num_processes
-            lesson = self.accelerator.unwrap_model(self.lesson)
+            self.given.eval()
             with torch.no_grad():
                 for batch in self.held_out.batches(0, 0, self.settings.tokens_per_batch, start=rank, step=world):
-                    counts = counts + lesson(batch.to(self.device))[1]
+                    counts = counts + self.given(batch.to(self.device))[1]
+            self.given.train()
         return StepCounts(*self._summed(torch.stack(list(vars(counts).values()))))
 
     def _validate(self) -> None:
-        """Measure on held-out texts, and keep the head if it is the best so far."""
+        """Measure on held-out texts, and keep the pupil if it is the best so far."""
         if self.held_out is None:
             return
         counts, place = self.validate(), self.place
@@ -322,15 +291,13 @@ class Trainer:
             place.best_tau, place.best_epoch = tau, place.epoch
             if self.accelerator.is_main_process:
                 with saving(self.folder):
-                    save_tensors(self.folder / BEST, self.head.state_dict(), file="head.safetensors")
+                    save_tensors(self.folder / BEST, self.pupil.state_dict(), file="head.safetensors")
 
     def _save(self) -> None:
         if not self.accelerator.is_main_process:
             return
-        tensors = {f"head.{name}": tensor for name, tensor in self.head.state_dict().items()}
-        for name, weight in self.head.named_parameters():
-            for part, tensor in self.optimiser.state[weight].items():
-                tensors[f"optimiser.{part}.{name}"] = tensor
+        tensors = {f"head.{name}": tensor for name, tensor in self.pupil.state_dict().items()}
+        tensors |= {f"optimiser.{name}": tensor for name, tensor in self.optimiser.tensors().items()}
         tensors["random"] = torch.get_rng_state()
         save_checkpoint(self.folder, self.place, self.identity, tensors)
 
@@ -338,16 +305,11 @@ class Trainer:
         """Take over weights, moments and place."""
         self.place = found.place
         held = found.tensors
-        self.head.load_state_dict(
+        self.pupil.load_state_dict(
             {name.removeprefix("head."): t for name, t in held.items() if name.startswith("head.")}
         )
-        for name, weight in self.head.named_parameters():
-            parts = {part: held.get(f"optimiser.{part}.{name}") for part in ("step", "exp_avg", "exp_avg_sq")}
-            self.optimiser.state[weight] = {
-                part: tensor if part == "step" else tensor.to(self.device)
-                for part, tensor in parts.items()
-                if tensor is not None
-            }
+        prefix = "optimiser."
+        self.optimiser.restore({name.removeprefix(prefix): t for name, t in held.items() if name.startswith(prefix)})
         torch.set_rng_state(held["random"])
 
 
@@ -360,15 +322,6 @@ def figures(counts: StepCounts) -> dict[str, Any]:
         "acceptance": counts.acceptance,
         "tau": counts.tau,
     }
-
-
-def groups(head: Head, decay: float) -> list[dict[str, Any]]:
-    """Matrices, which decay, and norms, which do not."""
-    weights = list(head.parameters())
-    return [
-        {"params": [weight for weight in weights if weight.dim() > 1], "weight_decay": decay},
-        {"params": [weight for weight in weights if weight.dim() == 1], "weight_decay": 0.0},
-    ]
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from outpace.drafters.head import Head
+from outpace.drafters.first_head import AnyHead
 from outpace.errors import UsageError
 from outpace.models.rotary import Rotary, rotate
 from outpace.training.attention import Spans, attend
@@ -56,7 +56,7 @@ class Unrolled:
 
 
 def unroll(
-    head: Head,
+    head: AnyHead,
     batch: Batch,
     teacher: Teacher,
     *,
@@ -126,7 +126,7 @@ def weights_of(
     return torch.stack([each.sum() for each in under]).double().cpu()
 
 
-def _require(head: Head, batch: Batch, teacher: Teacher, steps: int, loss: str) -> None:
+def _require(head: AnyHead, batch: Batch, teacher: Teacher, steps: int, loss: str) -> None:
     require_loss(loss)
     shape = head.shape
     if steps < 1:
@@ -242,7 +242,7 @@ class _Lesson:
 
     def judge(
         self,
-        head: Head,
+        head: AnyHead,
         out: Float[Tensor, "asked hidden"],
         step: int,
         loss: str,
