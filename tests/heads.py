@@ -294,14 +294,15 @@ class Played:
 
     def check(self, head: Head, embeddings: Tensor, proposal: Proposal) -> int:
         """Hold the logits of every node with children against the head that reads the whole text anew; how many."""
-        assert proposal.draft_logits is not None
+        shown = proposal.shown(head.shape.vocab_size)
+        assert shown is not None
         checked = 0
         for row, (tokens, parents) in enumerate(proposal.tree.to_lists()):
             paths = paths_of(tokens, parents)
             for node in sorted(set(parents)):
                 path = paths[node] if node >= 0 else []
                 anew = literal(head, embeddings, self.features[row], self.texts[row], path)[-1]
-                own = proposal.draft_logits[row, node + 1]
+                own = shown[row, node + 1]
                 torch.testing.assert_close(own[head.target_ids], anew, **CLOSE)
                 assert int(own.isfinite().sum()) == len(head.target_ids)
                 checked += 1

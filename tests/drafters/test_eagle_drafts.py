@@ -58,10 +58,11 @@ def test_laws_of_sampled_trees_are_of_the_targets_ids(tree: str, tiny: Transform
     if not tree.startswith("sampled"):
         assert proposal.draft_probs is None
         return
-    assert proposal.draft_probs is not None and proposal.draft_logits is not None
+    shown = proposal.shown(tiny.vocab_size)
+    assert proposal.draft_probs is not None and shown is not None
     for row, (_, parents) in enumerate(proposal.tree.to_lists()):
         for node in set(parents):
-            law = probability_rows(proposal.draft_logits[row, node + 1], Sampling(1.0))
+            law = probability_rows(shown[row, node + 1], Sampling(1.0))
             torch.testing.assert_close(proposal.draft_probs[row, node + 1], law, rtol=0, atol=1e-6)
 
 

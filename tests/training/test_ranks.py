@@ -120,7 +120,7 @@ def decoded(head: Head, target: Transformer, depth: int, new: int = NEW) -> tupl
     counts: Counter[int] = Counter()
 
     def look(turn: Turn, rows: list[int]) -> None:
-        shown = turn.proposal.draft_logits
+        shown = turn.proposal.shown(target.vocab_size)
         for row, count in enumerate(turn.proposal.tree.num_nodes.tolist()):
             for step in range(min(count, len(turn.paths[row]) + 1)):
                 assert shown is not None
@@ -168,11 +168,11 @@ def test_of_a_head_that_is_never_right() -> None:
 def test_positions_that_nobody_decided_are_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = rounds._walk
 
-    def wrong(tally: Any, ranks: Any, *others: Any) -> list[int]:
+    def wrong(tally: Any, ranks: list[list[int]], *others: Any) -> list[list[int]]:
         decided = honest(tally, ranks, *others)
         if fault == "refusals are left out":
-            return [rank for rank in decided if rank == 1]
-        return [rank for steps in ranks for rank in steps]
+            return [[rank for rank in turn if rank == 1] for turn in decided]
+        return ranks
 
     monkeypatch.setattr(rounds, "_walk", wrong)
     with must_fail():

@@ -115,7 +115,7 @@ class Tracer:
             }
             for token, parent in zip(tokens, parents, strict=True)
         ]
-        draft, last = turn.proposal.draft_logits, self.last[index]
+        draft, last = turn.proposal.shown(logits.shape[-1]), self.last[index]
         self.last[index] = turn.emitted[row][-1]
         return {
             "request": index,

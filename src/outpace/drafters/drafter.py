@@ -35,11 +35,28 @@ class Proposal:
         draft_probs: row 0 is the law the root's children were drawn from, row 1 + i the law of node i's children, in
             target ids; None when children are deterministic (one-hot), as for lookup and top-k trees.
         draft_logits: what a model drafter's raw logits were at the same rows, for traces; None where there are none.
+        draft_ids: the target's id of each of their columns; None where columns are the target's ids.
     """
 
     tree: DraftTree
     draft_probs: Float[Tensor, "batch rows vocab"] | None = None
-    draft_logits: Float[Tensor, "batch rows vocab"] | None = None
+    draft_logits: Float[Tensor, "batch rows draft"] | None = None
+    draft_ids: Int[Tensor, " draft"] | None = None
+
+    def shown(self, vocab_size: int) -> Float[Tensor, "batch rows vocab"] | None:
+        """The raw logits over the target's ids, minus infinity for what the drafter cannot say; spread only here, as
+        only traces ask for them."""
+        if self.draft_logits is None or self.draft_ids is None:
+            return self.draft_logits
+        return spread(self.draft_logits, self.draft_ids, vocab_size, -torch.inf)
+
+
+def spread(
+    rows: Float[Tensor, "batch rows draft"], ids: Int[Tensor, " draft"], vocab_size: int, fill: float
+) -> Float[Tensor, "batch rows vocab"]:
+    """Rows over the target's ids, with ``fill`` for those that the drafter cannot say."""
+    whole = rows.new_full((*rows.shape[:2], vocab_size), fill)
+    return whole.scatter_(2, ids.expand_as(rows), rows)
 
 
 @runtime_checkable

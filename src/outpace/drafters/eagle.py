@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from outpace.drafters.budget import KINDS, Budget, Kind
-from outpace.drafters.drafter import DraftState, Features, Proposal, chains, falling, pick, rates_of
+from outpace.drafters.drafter import DraftState, Features, Proposal, chains, falling, pick, rates_of, spread
 from outpace.drafters.first_head import AnyHead, FirstHead
 from outpace.drafters.growth import ranked_tree, sampled_tree, shaped_tree
 from outpace.drafters.head import Head
@@ -251,10 +251,10 @@ class Eagle:
             return Proposal(tree)
         # The last node has no children: its row is never read, and the one before it stands in.
         last = width - 1
-        shown = self._spread(torch.stack([*raw[:width], raw[last]], 1), -torch.inf)
+        shown = torch.stack([*raw[:width], raw[last]], 1)
         if _decided(sampling, keys):
-            return Proposal(tree, None, shown)
-        return Proposal(tree, self._spread(torch.stack([*laws[:width], laws[last]], 1), 0.0), shown)
+            return Proposal(tree, None, shown, self._ids)
+        return Proposal(tree, self._law(torch.stack([*laws[:width], laws[last]], 1)), shown, self._ids)
 
     def _target_ids(self, tokens: Int[Tensor, "*lead"]) -> Int[Tensor, "*lead"]:
         return tokens if self._ids is None else self._ids[tokens]
@@ -267,21 +267,19 @@ class Eagle:
         places = torch.searchsorted(self._ids, ends).clamp(max=len(self._ids) - 1)
         return frozenset(places[self._ids[places] == ends].tolist())
 
-    def _spread(self, rows: Float[Tensor, "batch rows draft"], fill: float) -> Float[Tensor, "batch rows vocab"]:
-        """Rows over the target's ids, with ``fill`` for those that the head cannot say."""
-        if self._ids is None:
-            return rows
-        whole = rows.new_full((*rows.shape[:2], self.vocab_size), fill)
-        return whole.scatter_(2, self._ids.expand_as(rows), rows)
+    def _law(self, rows: Float[Tensor, "batch rows draft"]) -> Float[Tensor, "batch rows vocab"]:
+        """Laws over the target's ids."""
+        return rows if self._ids is None else spread(rows, self._ids, self.vocab_size, 0.0)
 
     def _in_target_ids(self, drawn: Proposal) -> Proposal:
         """What was drafted in the head's ids."""
-        tree, laws, shown = drawn.tree, drawn.draft_probs, drawn.draft_logits
+        tree, laws = drawn.tree, drawn.draft_probs
         tokens = self._target_ids(tree.tokens.clamp(min=0)).where(tree.real, -1)
         return Proposal(
             DraftTree(tokens, tree.parents, tree.num_nodes),
-            None if laws is None else self._spread(laws, 0.0),
-            None if shown is None else self._spread(shown, -torch.inf),
+            None if laws is None else self._law(laws),
+            drawn.draft_logits,
+            self._ids,
         )
 
 

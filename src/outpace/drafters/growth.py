@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from outpace.drafters.budget import Budget
 from outpace.drafters.drafter import Proposal, Rates
-from outpace.models.target import padded
+from outpace.models.target import padded, take
 from outpace.verification.coins import Keys
 from outpace.verification.matching import candidates, race
 from outpace.verification.probabilities import Sampling, batch_probability_rows, draw, unusable_rows
@@ -151,7 +151,7 @@ def sampled_tree(
         slots.put(families.children, *_draw(probs, _Families(parents, families.children), coins, keys, depth))
     tree, order = _only(slots.tree, slots.alive)
     if laws is not None and not torch.equal(slots.alive, slots.levels > 0):
-        laws = _take(laws, pad(order + 1, (1, 0)))
+        laws = take(laws, pad(order + 1, (1, 0)))
     return Proposal(tree, laws, _shown(logits, order, scored.num_nodes))
 
 
@@ -314,7 +314,7 @@ def _best(
 ) -> tuple[Int[Tensor, "batch width ranks"], Bool[Tensor, "batch width ranks"]]:
     """The tokens of the largest logits for the children of every node, and which of them there are."""
     at, ranks = (families.parents + 1).clamp(min=0), families.children.shape[2]
-    best = _take(logits, at).topk(min(ranks, logits.shape[2]), dim=2)
+    best = take(logits, at).topk(min(ranks, logits.shape[2]), dim=2)
     spare = (0, ranks - best.indices.shape[2])
     usable = (families.parents > ABSENT) & ~broken.gather(1, at)
     there = usable[..., None] & (families.children >= 0) & (pad(best.values, spare, value=-torch.inf) > -torch.inf)
@@ -336,12 +336,6 @@ def _usable(
     return (logits.masked_fill(broken[..., None], 0.0) if bool(broken.any()) else logits), broken
 
 
-def _take(
-    rows: Float[Tensor, "batch rows vocab"], index: Int[Tensor, "batch some"]
-) -> Float[Tensor, "batch some vocab"]:
-    return rows[torch.arange(len(rows), device=rows.device)[:, None], index]
-
-
 def _laws(
     logits: Float[Tensor, "batch rows vocab"],
     broken: Bool[Tensor, "batch rows"],
@@ -350,7 +344,7 @@ def _laws(
 ) -> tuple[Float[Tensor, "batch width vocab"], Int[Tensor, "batch width"]]:
     """The law at each of some nodes, and the nodes, ``ABSENT`` where there is none."""
     at = (nodes + 1).clamp(min=0)
-    return batch_probability_rows(_take(logits, at), samplings), nodes.where(~broken.gather(1, at), ABSENT)
+    return batch_probability_rows(take(logits, at), samplings), nodes.where(~broken.gather(1, at), ABSENT)
 
 
 def _above(nodes: "DraftTree | _Slots", levels: Int[Tensor, "batch nodes"], depths: Int[Tensor, " batch"]) -> DraftTree:
@@ -374,4 +368,4 @@ def _shown(
     logits: Float[Tensor, "batch rows vocab"], order: Int[Tensor, "batch nodes"], scored: Int[Tensor, " batch"]
 ) -> Float[Tensor, "batch nodes_and_root vocab"]:
     """Raw logits row by row of the final tree; the root's stand in for leaves that were never looked at."""
-    return _take(logits, pad((order + 1).where(order < scored[:, None], 0), (1, 0)))
+    return take(logits, pad((order + 1).where(order < scored[:, None], 0), (1, 0)))

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from outpace.drafters.walk import Walker
 from outpace.models.cache import Cache
-from outpace.models.target import padded
+from outpace.models.target import padded, take
 from outpace.verification.tree import DraftTree
 
 
@@ -61,7 +61,7 @@ class Levels:
         self._walk(fresh, drafted)
         if all(own == list(range(tree.tokens.shape[1])) for own in places):
             return self.logits[:, : 1 + tree.tokens.shape[1]]
-        return _take(self.logits, 1 + padded([[-1, *own] for own in places], -1))
+        return take(self.logits, 1 + padded([[-1, *own] for own in places], -1))
 
     def _walk(self, fresh: list[list[tuple[int, int]]], drafted: int) -> None:
         """One pass over new nodes; rows with fewer of them compute what nobody reads."""
@@ -75,14 +75,10 @@ class Levels:
         tokens = self.in_target_ids(padded([[token for _, token in new] for new in fresh], 0).to(walker.device))
         starts = torch.tensor(self.cache.lengths, device=walker.device)[:, None]
         itself = torch.eye(width, dtype=torch.bool, device=walker.device).expand(len(fresh), -1, -1)
-        seen = torch.cat((_take(self.seen, above), itself), 2)
-        hidden = walker.feed(_take(self.outs, above))
+        seen = torch.cat((take(self.seen, above), itself), 2)
+        hidden = walker.feed(take(self.outs, above))
         positions = (starts + self.depth - 1).expand_as(tokens)
         out = walker.step(self.cache, hidden, tokens, positions, drafted, seen)
         self.outs = torch.cat((self.outs, out), 1)
         self.logits = torch.cat((self.logits, walker.logits(out)), 1)
         self.seen = torch.cat((pad(self.seen, (0, width)), seen), 1)
-
-
-def _take(rows: Tensor, index: Tensor) -> Tensor:
-    return rows[torch.arange(len(rows), device=rows.device)[:, None], index.to(rows.device)]

@@ -179,7 +179,15 @@ def probe_text(
         nodes.append(_nodes(proposal))
         _fill(nodes, said, place, row)
         records.append(
-            Record(request, start, last, said[place], nodes[place], Logits.of(row[None]), _draft_rows(proposal))
+            Record(
+                request,
+                start,
+                last,
+                said[place],
+                nodes[place],
+                Logits.of(row[None]),
+                _draft_rows(proposal, target.vocab_size),
+            )
         )
     return records
 
@@ -203,11 +211,9 @@ def _nodes(proposal: Proposal) -> list[Node]:
     ]
 
 
-def _draft_rows(proposal: Proposal) -> list[Logits] | None:
-    if proposal.draft_logits is None:
-        return None
-    count = int(proposal.tree.num_nodes[0])
-    return Logits.of(proposal.draft_logits[0, :count])
+def _draft_rows(proposal: Proposal, vocab_size: int) -> list[Logits] | None:
+    shown = proposal.shown(vocab_size)
+    return None if shown is None else Logits.of(shown[0, : int(proposal.tree.num_nodes[0])])
 
 
 def _features(scores: Scores, count: int) -> list[Features] | None:
