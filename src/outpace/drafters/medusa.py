@@ -22,7 +22,7 @@ from outpace.errors import UsageError
 from outpace.models.ends import share_head
 from outpace.models.matmul import packing_pays
 from outpace.models.packing import pack
-from outpace.models.target import Tap, Target
+from outpace.models.target import Tap, Target, take
 from outpace.verification.coins import Keys
 from outpace.verification.probabilities import Sampling, argmax, batch_probability_rows, unusable_rows
 from outpace.verification.shape import StaticShape
@@ -209,9 +209,7 @@ class Medusa:
 
 def _by_depth(logits: Float[Tensor, "batch depth vocab"], tree: DraftTree) -> Float[Tensor, "batch rows vocab"]:
     """The logits of the root and of every node; behind the last head nothing is drafted, and its own stand in."""
-    rows = pad(tree.depths(), (1, 0)).to(logits.device).clamp(max=logits.shape[1] - 1)
-    first = torch.arange(len(rows), device=logits.device)[:, None] * logits.shape[1]
-    return logits.flatten(0, 1).index_select(0, (first + rows).flatten()).view(*rows.shape, logits.shape[2])
+    return take(logits, pad(tree.depths(), (1, 0)).clamp(max=logits.shape[1] - 1))
 
 
 def _last(features: Features) -> Float[Tensor, " hidden"]:
