@@ -44,6 +44,7 @@ THIRD_PARTIES_OF_FILES: dict[str, set[str]] = {
     "models/hosted.py": {"transformers"},
     "models/pull.py": {"huggingface_hub"},
     "models/staging.py": {"filelock", "platformdirs"},
+    "models/student.py": {"transformers"},
     "drafters/lookup.py": {"numpy"},
     "decoding/text.py": {"transformers"},
     "training/plot.py": {"matplotlib"},
