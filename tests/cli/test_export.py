@@ -10,6 +10,7 @@ from cards import USUAL, document, same_weights, written
 from heads import random_head, shape_of
 from outpace.cli import app
 from outpace.drafters.layouts import read_layout
+from outpace.export.formats import LAYOUTS
 
 
 def test_json_is_one_document_on_stdout(tmp_path: Path) -> None:
@@ -75,3 +76,4 @@ def test_layout_and_place_are_asked_for(missing: str, tmp_path: Path) -> None:
 def test_the_help_has_an_example() -> None:
     result = CliRunner().invoke(app, ["export", "--help"])
     assert "Example: outpace export my-head --to sglang --out my-head-sglang" in result.stdout
+    assert all(name in result.stdout for name in LAYOUTS)

@@ -60,8 +60,8 @@ def test_a_head_of_another_width(tmp_path: Path) -> None:
 def test_what_stands_in_the_files(tmp_path: Path) -> None:
     """Every key, typed out."""
     head = random_head(shape_of(**LEGAL[7]))
-    figures: dict[str, Any] = {"tau": 2.5, "acceptance_by_rank": (0.5, 0.25)}
-    card = Card.of(head, lively(), depth_trained=4, steps=9, data={"n": 1}, recipe={"lr": 0.1}, **figures)
+    figures: dict[str, Any] = {"acceptance_by_rank": (0.5, 0.25), "acceptance_by_depth_and_rank": ((0.5, 0.25), (0.5,))}
+    card = Card.of(head, lively(), depth_trained=4, steps=9, data={"n": 1}, recipe={"lr": 0.1}, tau=2.5, **figures)
     write_card(tmp_path / "card", head, card)
     assert sorted(entry.name for entry in (tmp_path / "card").iterdir()) == ["config.json", "model.safetensors", FILE]
     assert document(tmp_path / "card") == {
@@ -114,14 +114,16 @@ def test_what_stands_in_the_files(tmp_path: Path) -> None:
         "steps": 9,
         "acceptance_by_position": None,
         "acceptance_by_rank": [0.5, 0.25],
+        "acceptance_by_depth_and_rank": [[0.5, 0.25], [0.5]],
         "tau": 2.5,
     }
 
 
-def test_cards_from_before_ranks_were_measured_are_read(tmp_path: Path) -> None:
-    folder = change_document(written(tmp_path / "card"), lambda said: said.pop("acceptance_by_rank"), FILE)
+@pytest.mark.parametrize("name", ["acceptance_by_rank", "acceptance_by_depth_and_rank"])
+def test_cards_from_before_ranks_were_measured_are_read(name: str, tmp_path: Path) -> None:
+    folder = change_document(written(tmp_path / "card"), lambda said: said.pop(name), FILE)
     head, card = read_card(folder)
-    assert card.acceptance_by_rank is None and card == replace(card_for(head, target_of()), created=card.created)
+    assert getattr(card, name) is None and card == replace(card_for(head, target_of()), created=card.created)
 
 
 def test_every_kind_of_target_is_recorded(tmp_path: Path) -> None:

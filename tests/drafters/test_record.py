@@ -11,7 +11,7 @@ from cards import USUAL, card_for, change_document, document, exported, target_o
 from heads import random_head, shape_of
 from outpace.drafters.card import read_card, write_card
 from outpace.drafters.eagle import Eagle
-from outpace.drafters.load import load_drafter, shipped_drafter, trained_head
+from outpace.drafters.load import READERS, load_drafter, shipped_drafter, trained_head
 from outpace.drafters.record import (
     FILE,
     METHODS,
@@ -58,7 +58,8 @@ def at(folder: Path, card: Card) -> Path:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_it_comes_back(method: str, tmp_path: Path) -> None:
-    card = card_of(method, tau=2.5, acceptance_by_position=(0.5, 0.25), acceptance_by_rank=(0.5, 0.1))
+    figures = {"acceptance_by_position": (0.5, 0.25), "acceptance_by_rank": (0.5, 0.1)}
+    card = card_of(method, tau=2.5, **figures, acceptance_by_depth_and_rank=((0.5, 0.1), (0.25,)))
     folder = at(tmp_path / "card", card)
     assert is_card(folder) and read_record(folder) == card == read_record(folder, method)
     assert document(folder, FILE).keys() == document(written(tmp_path / "head"), FILE).keys(), "keys are those of all"
@@ -67,6 +68,7 @@ def test_it_comes_back(method: str, tmp_path: Path) -> None:
 def test_what_was_not_measured_is_none() -> None:
     card = card_of("medusa")
     assert (card.tau, card.acceptance_by_position, card.acceptance_by_rank) == (None, None, None)
+    assert card.acceptance_by_depth_and_rank is None
 
 
 def test_the_card_of_a_head_is_one_of_them() -> None:
@@ -93,6 +95,16 @@ def test_the_card_of_a_head_is_one_of_them() -> None:
         ("small", {"flags": {"own_head": True}}, "flags of the card are own_head; allowed: none"),
         ("eagle1", {"flags": {"own_head": True}}, "flags of the card are own_head; allowed: fc_bias"),
         ("eagle3", {"flags": {"fc_bias": True}}, "flags of the card are fc_bias; allowed: norm_before_residual"),
+        (
+            "medusa",
+            {"acceptance_by_depth_and_rank": ((0.5,), (0.5, -0.1))},
+            r"acceptance_by_depth_and_rank of the card is \[0.5, -0.1\]; allowed: numbers from 0 to 1",
+        ),
+        (
+            "medusa",
+            {"acceptance_by_depth_and_rank": ((0.75, 0.5),)},
+            "acceptance_by_depth_and_rank of the card is 1.25 together; allowed: up to 1",
+        ),
         ("medusa", {"tau": 0.9}, "tau of the card is 0.9; allowed: 1 or more"),
         ("small", {"acceptance_by_position": (1.1,)}, r"acceptance_by_position of the card is \[1.1\]; allowed: numb"),
     ],
@@ -129,6 +141,19 @@ def _set(*path: str, to: Any) -> Callable[[dict[str, Any]], None]:
         ),
         ("medusa", _set("draft_vocab_size", to=40), "outpace.json: draft_vocab_size of the card is 40; allowed: 64"),
         ("small", _set("depth_trained", to=2), "outpace.json: depth_trained of the card is 2; allowed: 1 for small"),
+        *(
+            (
+                "medusa",
+                _set("acceptance_by_depth_and_rank", to=said),
+                "acceptance_by_depth_and_rank is .* allowed: a list of lists of numbers or null",
+            )
+            for said in ([0.5], [["x"]], [[0.5], None], 0.5)
+        ),
+        (
+            "medusa",
+            _set("acceptance_by_depth_and_rank", to=[[0.5], [0.9, 0.2]]),
+            "outpace.json: acceptance_by_depth_and_rank of the card is .* allowed: up to 1",
+        ),
         ("medusa", _set("method", to="small"), "outpace.json, flags says own_head, which is unknown"),
         ("medusa", _set("method", to="tree"), "is 'tree'; allowed: 'eagle3', 'eagle1', 'medusa', 'small'\nhint: anoth"),
         ("small", _set("method", to=["small"]), r"method of .* is \['small'\]; allowed: 'eagle3'"),
@@ -179,15 +204,17 @@ def test_a_head_has_no_other_method_s_card(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", OTHERS)
-def test_what_no_reader_opens_is_named(method: str, tmp_path: Path) -> None:
-    """Not read as a head, nor as a language model."""
+def test_what_no_reader_opens_is_named(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not read as a head of EAGLE-3, nor as a language model."""
     target = target_of()
     folder = at(tmp_path / "card", card_of(method, target))
+    with pytest.raises(UnsupportedError, match=f"method of .*outpace.json is '{method}'; allowed: 'eagle3'$"):
+        read_card(folder)
+    with pytest.raises(UsageError, match=f"the head '.*card' is of the method '{method}'; allowed: one of 'eagle3'"):
+        trained_head(str(folder), target)
+    monkeypatch.delitem(READERS, method)  # type: ignore[attr-defined]
     with pytest.raises(UnsupportedError, match=rf"the drafter '.*card' is of the method '{method}'; allowed: eagle3"):
         load_drafter(str(folder), target)
-    for read in (lambda: read_card(folder), lambda: trained_head(str(folder), target)):
-        with pytest.raises(UnsupportedError, match=f"method of .*outpace.json is '{method}'; allowed: 'eagle3'$"):
-            read()
 
 
 def picks(target: Target, heads: Path) -> None:

@@ -99,6 +99,24 @@ def test_a_pickle_that_is_cut_off_is_named(pickled_folder: Path) -> None:
         find_weights(str(pickled_folder))
 
 
+def test_heads_that_are_published_alone(held: dict[str, Tensor], weights_folder: Path, own_cache: Path) -> None:
+    """Medusa's file is converted like any other, never run, and passed over where a model stands beside it."""
+    heads = {"0.0.linear.weight": held[NORM], "0.0.linear.bias": held[NORM]}
+    torch.save(heads, weights_folder / "medusa_lm_head.pt")
+    assert find_weights(str(weights_folder)) == weights_folder
+    (weights_folder / "model.safetensors").unlink()
+    found = find_weights(str(weights_folder))
+    assert found.is_relative_to(own_cache) and (found / "medusa_lm_head.safetensors").is_file()
+    assert_same(load_tensors(found), heads)
+    torch.save(held, weights_folder / "pytorch_model.bin")
+    assert_same(load_tensors(find_weights(str(weights_folder))), held)
+    (weights_folder / "pytorch_model.bin").unlink()
+    torch.save({"weight": Trap(weights_folder / "trace")}, weights_folder / "medusa_lm_head.pt")
+    with pytest.raises(WeightsError, match=r"medusa_lm_head\.pt is refused: .* runs no code of a checkpoint\nhint"):
+        find_weights(str(weights_folder))
+    assert not (weights_folder / "trace").exists()
+
+
 def test_an_interrupted_conversion_leaves_nothing(
     held: dict[str, Tensor], pickled_folder: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,11 @@ REPOSITORIES: dict[str, dict[str, bytes]] = {
         "pytorch_model.bin": PICKLE,
         "onnx/config.json": b"not wanted",
     },
+    "org/heads": {
+        "config.json": b"{}",
+        "medusa_lm_head.pt": PICKLE,
+        "medusa_lm_head.safetensors": save({"a": torch.ones(2)}),
+    },
     "org/adapter": {"adapter_model.safetensors": b"", "config.json": b"{}"},
 }
 REFUSALS = {"org/gated": (403, "GatedRepo"), "org/broken": (503, ""), "org/missing": (404, "RepoNotFound")}
@@ -117,11 +122,12 @@ def pulled(names: list[str], hub: str, home: Path, **environment: str) -> list[A
 @pytest.fixture(scope="module")
 def first(hub: str, home: Path) -> list[Any]:
     """What the first process on this machine is told."""
-    return pulled(["org/whole", "org/whole", "org/adapter", *REFUSALS, "org/a--b"], hub, home)
+    return pulled(["org/whole", "org/whole", "org/heads", "org/adapter", *REFUSALS, "org/a--b"], hub, home)
 
 
 def test_ids_are_fetched_or_refused_by_name(first: list[Any]) -> None:
-    whole, again, *refused = first
+    whole, again, heads, *refused = first
+    assert heads[::2] == ["hub", ["config.json", "medusa_lm_head.safetensors"]]
     tensors = hashlib.sha256(REPOSITORIES["org/whole"]["model.safetensors"]).hexdigest()
     assert whole == ["hub", tensors, ["config.json", "model.safetensors", "tokenizer.json"]]
     assert again == whole

@@ -1,22 +1,26 @@
 """The gate of gates: rounds walked over the target's own text are the decoder's, before and after a card."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from first_heads import first_shape, fitted_first, random_first
 from heads import HALF, WHOLE, fitted_head, random_head, shape_of
 from outpace.decoding.loop import Request, decode
 from outpace.decoding.stats import Speculation
 from outpace.drafters.card import read_card, write_card
 from outpace.drafters.eagle import Eagle
+from outpace.drafters.first_head import AnyHead
 from outpace.drafters.head import Head
 from outpace.drafters.record import Card
 from outpace.models.ends import read_ends
 from outpace.models.toy import tiny_transformer
 from outpace.models.transformer import Transformer
 from outpace.training import rounds
+from outpace.training.batch import Batch
 from outpace.training.rounds import Walked, walked
 from outpace.training.teacher import Teacher
 from toys import lively, must_fail, reference
@@ -25,13 +29,13 @@ PROMPTS = ((9,), (5, 6, 7), (1, 2, 3, 4, 5, 6, 7), (11, 3, 2, 8, 1, 1, 30, 12, 7
 NEW = 20
 
 
-def walk(head: Head, target: Transformer, depth: int, new: int = NEW) -> Walked:
+def walk(head: AnyHead, target: Transformer, depth: int, new: int = NEW) -> Walked:
     ends = read_ends(target)
     teacher = Teacher.of(ends.embeddings, ends.head, head.target_ids)
     return walked(head, target, teacher, PROMPTS, depth=depth, max_new_tokens=new)
 
 
-def decoded(head: Head, target: Transformer, depth: int, new: int = NEW) -> Walked:
+def decoded(head: AnyHead, target: Transformer, depth: int, new: int = NEW) -> Walked:
     """What the decoder counts, pooled."""
     drafter = Eagle(head, target, packed=False)
     requests = [Request(prompt, max_new_tokens=new, eos_ids=target.eos_ids) for prompt in PROMPTS]
@@ -92,6 +96,24 @@ def test_a_head_that_is_never_right_has_one_token_a_turn() -> None:
     assert found.tau == 1.0 and found.acceptance_by_position == (0.0,)
 
 
+@pytest.mark.parametrize("passes", [30, 120])
+@pytest.mark.parametrize("depth", [1, 2, 4, 7])
+def test_of_eagle1_they_are_the_decoders_too(depth: int, passes: int) -> None:
+    """The one feature that it reads is the state before the target's head, which no tap records."""
+    target, head = lively(), fitted_first(PROMPTS, NEW + 8, passes)
+    found = walk(head, target, depth)
+    assert found == decoded(head, target, depth)
+    assert found.tau is not None and found.tau > 1.3
+    for new in (1, 2, 3, 7):
+        assert walk(head, target, depth, new) == decoded(head, target, depth, new)
+    text = reference(target, PROMPTS[1], NEW)
+    for place in (1, 5, 12):
+        ending = tiny_transformer(seed=3, eos_ids=(text[place],))
+        assert walk(head, ending, depth) == decoded(head, ending, depth)
+    never = random_first(first_shape(), seed=4, rows=read_ends(target).head)
+    assert walk(never, target, depth) == decoded(never, target, depth)
+
+
 def test_after_export_and_reload_they_are_the_same(tmp_path: Path) -> None:
     target, head = lively(), fitted_head(PROMPTS, NEW + 8, HALF)
     card = Card.of(head, target, depth_trained=3, steps=1, data={}, recipe={})
@@ -103,13 +125,25 @@ def test_after_export_and_reload_they_are_the_same(tmp_path: Path) -> None:
 # ---- planted faults --------------------------------------------------------------------------------------------------
 
 
-def one_place_late(*args: Any) -> list[int]:
+def one_place_late(*args: Any) -> list[list[int]]:
     """What is drafted behind a token is read off the next place."""
     tally, ranks, *others = args
     return honest_walk(tally, [*ranks[1:], [0] * len(ranks[0])], *others)
 
 
-def no_bonus(*args: Any) -> list[int]:
+def the_state_before(batch: Batch) -> Batch:
+    """EAGLE-1 is shown the state one place back."""
+    return replace(batch, features=batch.last_normed.roll(1, 1)[:, :, None])
+
+
+def test_planted_fault_of_eagle1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Batch, "by_last", property(the_state_before))
+    with must_fail():
+        target, head = lively(), fitted_first(PROMPTS, NEW + 8, 120)
+        assert walk(head, target, 4) == decoded(head, target, 4)
+
+
+def no_bonus(*args: Any) -> list[list[int]]:
     """The next round begins at the rejected token."""
     tally, ranks, new, depth, rooms, _ = args
     done = 1
@@ -122,7 +156,7 @@ def no_bonus(*args: Any) -> list[int]:
     return []
 
 
-def drafts_over_the_limit(*args: Any) -> list[int]:
+def drafts_over_the_limit(*args: Any) -> list[list[int]]:
     tally, ranks, new, depth, _, eos = args
     return honest_walk(tally, ranks, new, depth, (10**6, 10**6), eos)
 

@@ -13,7 +13,7 @@ from outpace.cli.check import check
 from outpace.cli.export import export
 from outpace.cli.generate import generate
 from outpace.cli.pull import pull
-from outpace.cli.train import eagle3
+from outpace.cli.train import distil, eagle1, eagle3, medusa
 from outpace.errors import OutpaceError
 
 Given = ParamSpec("Given")
@@ -52,7 +52,8 @@ for verb in (bench, check, export, generate, pull):
     app.command()(guarded(verb))
 
 methods = typer.Typer(help="Teach a drafter what its target says.", no_args_is_help=True, rich_markup_mode=None)
-methods.command()(guarded(eagle3))
+for method in (eagle3, eagle1, medusa, distil):
+    methods.command()(guarded(method))
 app.add_typer(methods, name="train")
 
 

@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from outpace.cli.pull import progress_bar
+from outpace.drafters.load import cached_place
 from outpace.errors import UsageError
 from outpace.models.load import load_target
 from outpace.models.staging import silent
@@ -29,6 +30,10 @@ FORMAT_VERSION = 1
 # Flags of every method.
 Asked = Annotated[Path, typer.Option("--recipe", help="What to do: a TOML file, such as those in recipes/.")]
 Out = Annotated[Path, typer.Option(help="The folder of the drafter; what is made on the way lies beside it.")]
+Kept = Annotated[
+    Path | None,
+    typer.Option("--out", help="The folder of the drafter; by default one in the cache, which --draft small finds."),
+]
 Other = Annotated[str | None, typer.Option("--target", help="Another target than the recipe's.")]
 Files = Annotated[
     list[Path] | None,
@@ -70,15 +75,89 @@ def eagle3(
     _train("eagle3", flags, begin_with=begin_with)
 
 
+def eagle1(
+    recipe: Asked,
+    out: Out,
+    target: Other = None,
+    data: Files = None,
+    begin_with: Begun = None,
+    features: Recorded = None,
+    plan: Planned = False,
+    resume: Resumed = False,
+    tensorboard: Shown = None,
+    json_output: Json = False,
+) -> None:
+    """Train an EAGLE-1 head for a target; it drafts the trees of EAGLE-2 too.
+
+    As for EAGLE-3: data is gathered, the target's last states are recorded, the head is trained and written with its
+    card. Interrupted, it finishes its step and keeps it: go on with --resume.
+
+    Example: outpace train eagle1 --recipe recipes/eagle1-smollm2.toml --out head
+    """
+    flags = Flags(recipe, out, target, data, features, plan, resume, tensorboard, json_output)
+    _train("eagle1", flags, begin_with=begin_with)
+
+
+def medusa(
+    recipe: Asked,
+    out: Out,
+    target: Other = None,
+    data: Files = None,
+    begin_with: Begun = None,
+    features: Recorded = None,
+    plan: Planned = False,
+    resume: Resumed = False,
+    tensorboard: Shown = None,
+    json_output: Json = False,
+) -> None:
+    """Train Medusa heads for a target, which stays as it is.
+
+    As for EAGLE-3: data is gathered, the target's last states are recorded, the heads are trained and written with
+    their card, with the rates that a static tree is made for. Interrupted, it finishes its step and keeps it: go on
+    with --resume.
+
+    Example: outpace train medusa --recipe recipes/medusa-smollm2.toml --out heads
+    """
+    flags = Flags(recipe, out, target, data, features, plan, resume, tensorboard, json_output)
+    _train("medusa", flags, begin_with=begin_with)
+
+
+def distil(
+    recipe: Asked,
+    out: Kept = None,
+    target: Other = None,
+    data: Files = None,
+    begin_with: Annotated[
+        str | None,
+        typer.Option("--from", metavar="MODEL", help="Train this model on, by folder or id; the recipe gives no size."),
+    ] = None,
+    features: Recorded = None,
+    plan: Planned = False,
+    resume: Resumed = False,
+    tensorboard: Shown = None,
+    json_output: Json = False,
+) -> None:
+    """Distil a target into a small model that drafts for it.
+
+    As for EAGLE-3: data is gathered, the target's last states are recorded, and a small model with the target's
+    tokenizer is trained and written with its card, as a folder that other engines open too. Without --out it is put
+    where `--draft small` finds it. Interrupted, it finishes its step and keeps it: go on with --resume.
+
+    Example: outpace train distil --recipe recipes/distil-smollm2.toml
+    """
+    flags = Flags(recipe, out, target, data, features, plan, resume, tensorboard, json_output)
+    _train("distil", flags, begin_with=begin_with)
+
+
 # ---- one body for all ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Flags:
-    """What was asked for, by the flags of every method."""
+    """What was asked for, by the flags of every method; without ``out`` it is for the cache."""
 
     recipe: Path
-    out: Path
+    out: Path | None
     target: str | None
     data: list[Path] | None
     features: Path | None
@@ -92,7 +171,7 @@ def _train(method: str, flags: Flags, **head: Any) -> None:
     """The verb of a method; what flags of its own say, and is not None, stands in place of its recipe's ``[head]``."""
     require_room, processes, methods = _doors()
     chosen = _recipe(method, flags, head)
-    out, what = flags.out, methods[method]
+    out, what = flags.out or cached_place(chosen.target), methods[method]
     work = out.resolve().with_name(f"{out.resolve().name}.training")
     recorded = flags.features or work / "features"
     require_room(chosen, out, work, flags.resume or flags.plan)

@@ -3,19 +3,20 @@
 Knows nothing of how drafts are judged.
 """
 
+import hashlib
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import nn
 
 from outpace.drafters.card import METHOD, read_card
 from outpace.drafters.drafter import Drafter
-from outpace.drafters.drafter import Rates
 from outpace.drafters.eagle import Eagle
 from outpace.drafters.first_card import read_first_card
-from outpace.drafters.first_head import AnyHead, FirstHead
+from outpace.drafters.first_head import FirstHead
 from outpace.drafters.first_layouts import read_first, require_ends
 from outpace.drafters.head import Head
 from outpace.drafters.layouts import method_of, read_layout
@@ -25,17 +26,21 @@ from outpace.drafters.medusa_card import read_medusa_card
 from outpace.drafters.medusa_heads import MedusaHeads
 from outpace.drafters.medusa_layout import read_medusa
 from outpace.drafters.record import Card, TargetRecord, is_card, read_record
+from outpace.drafters.small import METHOD as SMALL
 from outpace.drafters.small import Small
 from outpace.errors import UnsupportedError, UsageError
-from outpace.models.ends import read_embeddings
 from outpace.models.load import DTYPES, load_target
+from outpace.models.staging import cache_root
 from outpace.models.target import Target
-from outpace.models.weights import compare_fingerprints, find_weights
+from outpace.models.weights import DEFAULT, compare_fingerprints, find_weights
 
 HEADS = Path(__file__).parents[1] / "heads"
 """Where the heads are that come with the package, a folder each."""
 AUTO, SHIPPED, LOOKUP = "auto", "eagle3", "lookup"
 """Names that are no folder: the head that comes with the package or else lookup, that head alone, and lookup alone."""
+CACHED = "drafters"
+"""The folder of the cache where small models are that were distilled here, a folder each."""
+_DISTIL = "`outpace train distil --recipe recipes/distil-smollm2.toml` makes one in about 8 hours on two cores"
 
 
 def load_drafter(name: str, target: Target, *, dtype: str = "auto", trust_remote_code: bool = False) -> Drafter:
@@ -43,25 +48,27 @@ def load_drafter(name: str, target: Target, *, dtype: str = "auto", trust_remote
 
     Args:
         name: ``auto`` for the head that comes with the package and was made for this very target, where there is one,
-            else ``lookup``; ``eagle3`` for that head; ``lookup``; or the folder or Hugging Face id of a trained head,
+            else ``lookup``; ``eagle3`` for that head; ``lookup``; ``small`` for a model that was distilled for this
+            very target into the cache; or the folder or Hugging Face id of a trained head of any method in ``READERS``,
             our own or in another published layout, or of a smaller model with the target's tokenizer.
         target: the model to be accelerated.
         dtype: of a model drafter, as in ``load_target``; of a head, whose ``auto`` is the target's.
         trust_remote_code: let a model drafter run Python files that came with its weights.
 
     Warns:
-        UserWarning: the head was made for other weights, or cannot say an end of text; or as for ``read_layout``.
+        UserWarning: the head was made for other weights, or cannot say an end of text; or as for ``read_layout`` and
+            ``read_medusa``.
 
     Raises:
-        UsageError: the name is empty, ``small`` without a model, ``eagle3`` where no head comes along, or as in
-            ``Small`` and ``Eagle``; the head was made for a target of another architecture or with another tokenizer;
-            the dtype is none of those.
-        WeightsError, UnsupportedError: as in ``load_target``, ``read_card``, ``read_layout`` and ``shipped_drafter``;
-            or a card is of a method that is not among ``READERS``.
+        UsageError: the name is empty, ``small`` where none was distilled, ``eagle3`` where no head comes along, or as
+            in ``Small``, ``Eagle`` and ``Medusa``; the head was made for a target of another architecture or with
+            another tokenizer; the dtype is none of those.
+        WeightsError, UnsupportedError: as in ``load_target``, ``shipped_drafter`` and ``require_ends``, and as for who
+            reads cards and layouts of the head's method; or a card is of a method that is not among ``READERS``.
     """
     if name in (AUTO, SHIPPED):
         if (shipped := shipped_drafter(target)) is not None:
-            return _eagle(shipped, target, SHIPPED, SHIPPED, dtype)
+            return READERS[SHIPPED](shipped, target, SHIPPED, SHIPPED, dtype)
         if name == SHIPPED:
             raise UsageError(
                 f"the drafter is {name!r}, and no head comes with outpace for the target {target.name!r}; allowed: "
@@ -71,14 +78,16 @@ def load_drafter(name: str, target: Target, *, dtype: str = "auto", trust_remote
         name = LOOKUP
     if name == LOOKUP:
         return Lookup(eos_ids=target.eos_ids)
-    if name in ("", "small"):
+    if name == SMALL and (cached := shipped_drafter(target, cache_root() / CACHED, method=SMALL)) is not None:
+        return READERS[SMALL](cached, target, SMALL, SMALL, dtype)
+    if name in ("", SMALL):
         raise UsageError(
             f"the drafter is {name!r}; allowed: auto, eagle3, lookup, or the folder or id of a smaller model or of a "
             "head",
-            hint="no small drafter is trained for the default model yet",
+            hint=None if name == "" else f"none was distilled here for the target {target.name!r}; {_DISTIL}",
         )
     folder = find_weights(name)
-    method = read_record(folder).method if is_card(folder) else METHOD if is_head(folder) else None
+    method = _method(folder)
     if method is None:
         model = load_target(name, dtype=dtype, device=str(target.device), trust_remote_code=trust_remote_code)
         return Small(model, target)
@@ -100,54 +109,142 @@ def shipped_drafter(target: Target, root: Path | None = None, *, method: str = M
     Raises:
         WeightsError, UnsupportedError: a card cannot be read.
     """
-    for folder in sorted(path.parent for path in (root or HEADS).glob("*/outpace.json")):
+    for folder in sorted(path.parent for path in (root or HEADS).glob("[!.]*/outpace.json")):
         card = read_record(folder)
         if card.method == method and card.target.fingerprint == target.fingerprint:
             return folder
     return None
 
 
+def cached_place(target: str) -> Path:
+    """Where a small model is put that ``small`` will find.
+
+    Args:
+        target: as it was asked for, a name or a folder.
+    """
+    folder = Path(target).expanduser()
+    name = str(folder.resolve()) if target != DEFAULT and folder.is_dir() else target
+    return cache_root() / CACHED / f"{SMALL}-{Path(name).name}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
 # ---- whether a head was made for a target ----------------------------------------------------------------------------
 
 
-def trained_head(name: str, target: Target) -> Head:
-    """The weights of a head that was made for a target, to be trained on.
+def trained_head(name: str, target: Target, *, method: str = METHOD) -> nn.Module:
+    """The weights of a head that was made for a target, to be trained on: a ``Head``, ``FirstHead`` or ``MedusaHeads``.
 
     Args:
         name: as for ``load_drafter``, of a head alone.
         target: the one that it drafts for.
+        method: the one that the head must be of, among ``READERS``.
 
-    Warns, Raises: as for ``load_drafter``; UsageError too where the name is of something else than a head.
+    Warns, Raises: as for ``load_drafter``; UsageError too where the name is of something else than such a head.
     """
     folder = shipped_drafter(target) if name == SHIPPED else find_weights(name)
-    if folder is None or not (is_card(folder) or is_head(folder)):
+    found = None if folder is None else _method(folder)
+    if folder is None or found is None:
         raise UsageError(f"{name!r} is no trained head; allowed: the folder or id of one, made for {target.name!r}")
-    return _head(folder, target, name)[0]
+    if found != method:
+        raise UsageError(f"the head {name!r} is of the method {found!r}; allowed: one of {method!r}")
+    return _WEIGHTS[method](folder, target, name)[0]
 
 
-def _eagle(folder: Path, target: Target, name: str, method: str, dtype: str) -> Eagle:
-    """The drafter of an EAGLE-3 head; ``method`` is what statistics call it."""
-    if dtype != "auto" and dtype not in DTYPES:
-        raise UsageError(f"dtype is {dtype!r}; allowed: auto, {', '.join(DTYPES)}")
-    head, rates = _head(folder, target, name)
-    _tell_missing_ends(head, target, name)
-    return Eagle(head, target, dtype=None if dtype == "auto" else DTYPES[dtype], name=method, rates=rates)
+def _method(folder: Path) -> str | None:
+    """The method of a card or of a head in another layout; None for a model."""
+    return read_record(folder).method if is_card(folder) else method_of(folder)
 
 
-READERS: Mapping[str, Callable[[Path, Target, str, str, str], Drafter]] = {METHOD: _eagle}
-"""Who opens the card of a method: folder, target, the name it was asked by, that of statistics, dtype."""
+# ---- by method -------------------------------------------------------------------------------------------------------
+
+_Rates = tuple[float, ...]
 
 
-def _head(folder: Path, target: Target, name: str) -> tuple[Head, tuple[float, ...]]:
-    """Its weights, and its acceptance by rank where a card knows it."""
+def _third(folder: Path, target: Target, name: str) -> tuple[Head, _Rates]:
+    """The weights of EAGLE-3, and the acceptance by rank where a card knows it; here and below."""
     if is_card(folder):
         head, card = read_card(folder)
-        _require_target(card, target, name)
-        return head, card.acceptance_by_rank or ()
+        return head, _rates(card, target, name)
     layout = read_layout(folder, TargetRecord.of(target).layers)
-    if layout.embeddings is not None:
-        _require_embeddings(layout.embeddings, target, name)
+    require_ends(target, name, embeddings=layout.embeddings)
     return layout.head, ()
+
+
+def _first(folder: Path, target: Target, name: str) -> tuple[FirstHead, _Rates]:
+    if is_card(folder):
+        head, card = read_first_card(folder)
+        return head, _rates(card, target, name)
+    layout = read_first(folder)
+    require_ends(target, name, embeddings=layout.embeddings, rows=layout.rows)
+    return layout.head, ()
+
+
+def _parallel(folder: Path, target: Target, name: str) -> tuple[MedusaHeads, tuple[_Rates, ...]]:
+    """The rates of each head; where only those of all depths together are known, each is taken to have them."""
+    if is_card(folder):
+        heads, card = read_medusa_card(folder)
+        together = _rates(card, target, name)
+        return heads, card.acceptance_by_depth_and_rank or (together,) * heads.shape.heads
+    layout = read_medusa(folder, target.vocab_size)
+    require_ends(target, name, rows=layout.rows)
+    return layout.heads, ()
+
+
+_WEIGHTS: Mapping[str, Callable[[Path, Target, str], tuple[nn.Module, object]]] = {
+    METHOD: _third,
+    "eagle1": _first,
+    "medusa": _parallel,
+}
+
+
+def _eagle(
+    read: Callable[[Path, Target, str], tuple[Head | FirstHead, _Rates]],
+    folder: Path,
+    target: Target,
+    name: str,
+    called: str,
+    dtype: str,
+) -> Eagle:
+    """The drafter of a head that walks; ``called`` is its name in statistics."""
+    chosen = _dtype(dtype)
+    head, rates = read(folder, target, name)
+    _tell_missing_ends(head, target, name)
+    return Eagle(head, target, dtype=chosen, name=called, rates=rates)
+
+
+def _medusa(folder: Path, target: Target, name: str, called: str, dtype: str) -> Medusa:
+    """The drafter of Medusa heads."""
+    chosen = _dtype(dtype)
+    heads, rates = _parallel(folder, target, name)
+    return Medusa(heads, target, dtype=chosen, name=called, rates=rates)
+
+
+def _small(folder: Path, target: Target, name: str, called: str, dtype: str) -> Small:
+    """A model that was distilled for the target."""
+    rates = _rates(read_record(folder, SMALL), target, name)
+    drafter = Small(load_target(folder, dtype=dtype, device=str(target.device)), target, rates=rates)
+    drafter.name = called
+    return drafter
+
+
+READERS: Mapping[str, Callable[[Path, Target, str, str, str], Drafter]] = {
+    METHOD: partial(_eagle, _third),
+    "eagle1": partial(_eagle, _first),
+    "medusa": _medusa,
+    SMALL: _small,
+}
+"""Who opens heads of a method: folder, target, the name it was asked by, that of statistics, dtype."""
+
+
+def _dtype(name: str) -> torch.dtype | None:
+    if name != "auto" and name not in DTYPES:
+        raise UsageError(f"dtype is {name!r}; allowed: auto, {', '.join(DTYPES)}")
+    return None if name == "auto" else DTYPES[name]
+
+
+def _rates(card: Card, target: Target, name: str) -> _Rates:
+    """What a card measured, of a target that will do."""
+    _require_target(card, target, name)
+    return card.acceptance_by_rank or ()
 
 
 def _require_target(card: Card, target: Target, name: str) -> None:
@@ -155,7 +252,7 @@ def _require_target(card: Card, target: Target, name: str) -> None:
     made_for = f"the drafter {name!r} was made for {card.target.name!r}"
     if not target.fingerprint:
         warnings.warn(
-            f"{made_for}; the target {target.name!r} has no fingerprint to tell whether that is it", stacklevel=4
+            f"{made_for}; the target {target.name!r} has no fingerprint to tell whether that is it", stacklevel=5
         )
         return
     found = "same"
@@ -171,22 +268,11 @@ def _require_target(card: Card, target: Target, name: str) -> None:
         warnings.warn(
             f"{made_for}, and the target {target.name!r} has other weights: the text stays exact, but fewer drafts may "
             "be accepted",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
-def _require_embeddings(rows: Tensor, target: Target, name: str) -> None:
-    """A head as wide as its target embeds tokens as the target does; what its file holds may be rounded otherwise."""
-    own = read_embeddings(target).float()
-    if own.shape != rows.shape or not torch.allclose(rows.to(own), own, rtol=2**-7, atol=1e-6):
-        raise UnsupportedError(
-            f"the drafter {name!r} holds an embed_tokens.weight that is not that of the target {target.name!r}; "
-            "allowed: the target's embeddings, or none",
-            hint="it may have been made for another target",
-        )
-
-
-def _tell_missing_ends(head: Head, target: Target, name: str) -> None:
+def _tell_missing_ends(head: Head | FirstHead, target: Target, name: str) -> None:
     unsaid = sorted(set(target.eos_ids) - set(head.target_ids.tolist()))
     if unsaid:
         warnings.warn(

@@ -39,7 +39,8 @@ BESIDE = ("log.jsonl", "recipe.toml", "training.png")
 OURS = ("model.safetensors", "config.json", FILE, *BESIDE)
 """What may stand where a card is written, and is replaced."""
 RATES = ("acceptance_by_position", "acceptance_by_rank")
-NEWER: Mapping[str, Any] = {"acceptance_by_rank": None}
+BY_DEPTH = "acceptance_by_depth_and_rank"
+NEWER: Mapping[str, Any] = {"acceptance_by_rank": None, BY_DEPTH: None}
 """What cards may lack that were written before it was measured."""
 
 
@@ -108,6 +109,7 @@ class Card:
         tau: tokens emitted per forward of the target; None if not measured.
         acceptance_by_rank: of the positions that chains decided, the share at which the token of rank 1, 2, ... was the
             target's own; None if not measured.
+        acceptance_by_depth_and_rank: the same, a list a depth; None if not measured.
         created: time in UTC, ISO 8601.
         versions: of what made it, by package.
         method: one of ``METHODS``.
@@ -131,6 +133,7 @@ class Card:
     created: str
     versions: Mapping[str, str]
     acceptance_by_rank: tuple[float, ...] | None = None
+    acceptance_by_depth_and_rank: tuple[tuple[float, ...], ...] | None = None
     method: str = "eagle3"
     format_version: int = FORMAT_VERSION
 
@@ -143,12 +146,12 @@ class Card:
                 hint="another version of outpace wrote it",
             )
         self._require_shape()
-        for name in RATES:
-            rates = getattr(self, name) or ()
+        by_depth = [(BY_DEPTH, rates) for rates in self.acceptance_by_depth_and_rank or ()]
+        for name, rates in [*((name, getattr(self, name) or ()) for name in RATES), *by_depth]:
             if not all(0 <= rate <= 1 for rate in rates):
                 raise UsageError(f"{name} of the card is {list(rates)}; allowed: numbers from 0 to 1")
-        if (whole := sum(self.acceptance_by_rank or ())) > 1 + SLACK:
-            raise UsageError(f"acceptance_by_rank of the card is {whole} together; allowed: up to 1")
+            if name != "acceptance_by_position" and (whole := sum(rates)) > 1 + SLACK:
+                raise UsageError(f"{name} of the card is {whole} together; allowed: up to 1")
         if self.tau is not None and not (math.isfinite(self.tau) and self.tau >= 1):
             raise UsageError(f"tau of the card is {self.tau}; allowed: 1 or more")
         for name in ("data", "recipe", "versions"):
@@ -196,20 +199,11 @@ class Card:
         return cls(target=TargetRecord.of(target), created=now, versions=by, **(unmeasured | said))
 
     @classmethod
-    def of(
-        cls,
-        head: Head,
-        target: Target,
-        *,
-        depth_trained: int,
-        steps: int,
-        data: Mapping[str, Any],
-        recipe: Mapping[str, Any],
-        acceptance_by_position: tuple[float, ...] | None = None,
-        acceptance_by_rank: tuple[float, ...] | None = None,
-        tau: float | None = None,
-    ) -> "Card":
+    def of(cls, head: Head, target: Target, **said: Any) -> "Card":
         """The card of an EAGLE-3 head that was trained for a target, made now.
+
+        Args:
+            said: ``depth_trained``, ``steps``, ``data`` and ``recipe``, and what of the rates and tau was measured.
 
         Raises:
             UsageError: as for ``Card``.
@@ -220,13 +214,7 @@ class Card:
             taps=head.shape.taps,
             flags=flags_of(head.shape),
             draft_vocab_size=head.shape.draft_vocab_size,
-            depth_trained=depth_trained,
-            data=data,
-            recipe=recipe,
-            steps=steps,
-            acceptance_by_position=acceptance_by_position,
-            acceptance_by_rank=acceptance_by_rank,
-            tau=tau,
+            **said,
         )
 
 
@@ -307,6 +295,7 @@ def read_record(folder: Path, method: str | None = None) -> Card:
         "target": TargetRecord(**said["target"]),
         "taps": tuple(said["taps"]["indices"]),
         **{name: None if said[name] is None else tuple(map(float, said[name])) for name in RATES},
+        BY_DEPTH: None if said[BY_DEPTH] is None else tuple(tuple(map(float, each)) for each in said[BY_DEPTH]),
     }
     try:
         return Card(**(said | parts))
@@ -330,6 +319,7 @@ _CARD = {
     "steps": _WHOLE,
     "acceptance_by_position": _NUMBERS,
     "acceptance_by_rank": _NUMBERS,
+    BY_DEPTH: "a list of lists of numbers or null",
     "tau": _NUMBER,
     "created": _STRING,
     "versions": _OBJECT,
@@ -349,7 +339,9 @@ def _is(value: object, kind: str) -> bool:
     if kind.endswith(" or null"):
         return value is None or _is(value, kind.removesuffix(" or null"))
     if kind.startswith("a list of "):
-        return isinstance(value, list) and all(_is(each, f"a {kind.removeprefix('a list of ')[:-1]}") for each in value)
+        inner = kind.removeprefix("a list of ")
+        one = f"a list{inner.removeprefix('lists')}" if inner.startswith("lists") else f"a {inner[:-1]}"
+        return isinstance(value, list) and all(_is(each, one) for each in value)
     number = isinstance(value, int | float) and not isinstance(value, bool)
     found = {
         _WHOLE: number and isinstance(value, int),

@@ -5,6 +5,7 @@ what the text really says, whatever was drafted in between.
 """
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -12,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from outpace.drafters.budget import KINDS, Budget, Kind
-from outpace.drafters.drafter import DraftState, Features, Proposal, chains, pick, rates_of
+from outpace.drafters.drafter import DraftState, Features, Proposal, chains, falling, pick, rates_of
 from outpace.drafters.growth import ranked_tree, sampled_tree, shaped_tree
 from outpace.drafters.vocabulary import in_target_ids, require_one_tokenizer
 from outpace.errors import UsageError
@@ -21,6 +22,7 @@ from outpace.verification.coins import Keys
 from outpace.verification.probabilities import Sampling, batch_probability_rows, unusable_rows
 from outpace.verification.tree import DraftTree
 
+METHOD = "small"
 TREE_ROOM = 256
 """Nodes that the cache has room for beyond the model's context: in flight they stand at their depths, not behind it."""
 
@@ -46,7 +48,7 @@ class Small:
     * A chain is drawn from the model's own warped law, or is its argmax when greedy.
     * ``top-k`` and ``top-p`` trees hold its most probable children, see ``growth.ranked_tree``.
     * A ``sampled`` tree is drawn without replacement, see ``growth.sampled_tree``.
-    * A ``static`` tree has its shape by the rates that it names, see ``growth.shaped_tree``.
+    * A ``static`` tree has its shape by the rates that it names, or by the model's own, see ``growth.shaped_tree``.
 
     A tree takes one forward a depth over all of the tree so far, and nothing of it is kept in the cache.
 
@@ -55,6 +57,7 @@ class Small:
             cannot score a tree it drafts chains only.
         target: the one to be accelerated. Ids that it lacks are never drafted, and a text that holds an id which the
             model lacks is decoded without drafts, with a notice.
+        rates: acceptance by rank as it was measured, none where nobody did.
 
     Raises:
         UsageError: the tokenizers differ, the sizes of the vocabularies differ and no tokenizer is there to compare,
@@ -66,12 +69,12 @@ class Small:
 
     taps: tuple[Tap, ...] = ()
 
-    def __init__(self, model: Target, target: Target) -> None:
+    def __init__(self, model: Target, target: Target, *, rates: Sequence[float] = ()) -> None:
         require_one_tokenizer(model, target)
         if not model.can_rewind:
             raise UsageError(f"the draft model {model.name!r} cannot rewind its cache, so it cannot draft")
         self.model = model
-        self.name = f"small:{model.name}"
+        self.name, self.rates = f"{METHOD}:{model.name}", falling(rates)
         self.branchings: frozenset[Kind] = frozenset(KINDS if model.can_tree else ("chain",))
         self.vocab_size = target.vocab_size
         self.eos_ids = frozenset(target.eos_ids)

@@ -19,6 +19,8 @@ from outpace.errors import WeightsError
 from outpace.models.staging import Progress, staged
 
 _INDEX = "pytorch_model.bin.index.json"
+MEDUSA = "medusa_lm_head.pt"
+"""What the authors of Medusa call the file of its heads; it counts where no model stands beside it."""
 _SIDE_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 
 
@@ -28,7 +30,7 @@ def pickles(folder: Path) -> list[Path]:
     Raises:
         WeightsError: a shard is missing.
     """
-    files = sorted(folder.glob("pytorch_model*.bin"))
+    files = sorted(folder.glob("pytorch_model*.bin")) or sorted(folder.glob(MEDUSA))
     for file in files:
         if (part := re.search(r"-of-(\d+)\.bin$", file.name)) and int(part[1]) != len(files):
             raise WeightsError(
@@ -88,7 +90,7 @@ def convert(folder: Path, final: Path, progress: Progress) -> None:
         for done, file in enumerate(files):
             progress(done, len(files), "converting pickled weights")
             tensors = unpickled(file)
-            name = file.name.replace("pytorch_model", "model").replace(".bin", ".safetensors")
+            name = Path(file.name.replace("pytorch_model", "model")).with_suffix(".safetensors").name
             save_file(apart(tensors), draft / name, metadata={"format": "pt"})
             places |= dict.fromkeys(tensors, name)
         if len(files) > 1:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from outpace.errors import WeightsError
 from outpace.models.gguf import unpack
+from outpace.models.pickled import MEDUSA
 from outpace.models.staging import Progress, disk_errors, file_sha256, silent, staged, watched
 
 _HUB_TIMEOUT_S = 4.0
@@ -262,6 +263,8 @@ def _wanted_files(name: str, files: list[str]) -> list[str]:
     """Weights as safetensors, else as pickles to be converted, and the small files beside them; root folder only."""
     weights = [file for file in files if re.fullmatch(r"model(-\d+-of-\d+)?\.safetensors", file)]
     weights = weights or [file for file in files if re.fullmatch(r"pytorch_model(-\d+-of-\d+)?\.bin", file)]
+    heads = MEDUSA.replace(".pt", ".safetensors")
+    weights = weights or [file for file in files if file == heads] or [file for file in files if file == MEDUSA]
     if not weights:
         raise WeightsError(
             f"{name} on the Hugging Face hub holds neither model*.safetensors nor pytorch_model*.bin",

@@ -41,6 +41,8 @@ class Student(nn.Module):
         super().__init__()
         self.model, self.name = model, name
         self.train()
+        self.register_state_dict_post_hook(_leave_out)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_put_in)  # type: ignore[no-untyped-call]
         embedding = model.get_input_embeddings()
         if getattr(embedding, "padding_idx", None) is not None:
             embedding.padding_idx = None  # no id is filler here; often it is the one that ends a text
@@ -73,6 +75,13 @@ class Student(nn.Module):
         """Numbers that are trained; tied ones count once."""
         return sum(weight.numel() for weight in self.parameters())
 
+    @property
+    def doubles(self) -> dict[str, str]:
+        """Further names of tied weights, each with the first one; ``state_dict`` holds what is tied once."""
+        first = {id(weight): name for name, weight in self.named_parameters()}
+        every = {name: first[id(weight)] for name, weight in self.named_parameters(remove_duplicate=False)}
+        return {name: own for name, own in every.items() if name != own}
+
     def forward(self, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time width"]:
         """What the head reads after every token. Filler stands behind a text, where nothing of the text sees it."""
         states: Tensor = self.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
@@ -88,6 +97,17 @@ class Student(nn.Module):
                 f"the logits of {self.name!r} are not its head times its last normed state; allowed: a plain head",
                 hint="logits that are scaled, capped or have a bias cannot be taught from states alone",
             )
+
+
+def _leave_out(student: Student, tensors: dict[str, Any], prefix: str, *_: Any) -> None:
+    for name in student.doubles:
+        tensors.pop(prefix + name, None)
+
+
+def _put_in(student: Student, tensors: dict[str, Any], prefix: str, *_: Any) -> None:
+    for name, first in student.doubles.items():
+        if prefix + first in tensors:
+            tensors.setdefault(prefix + name, tensors[prefix + first])
 
 
 # ---- a new one -------------------------------------------------------------------------------------------------------

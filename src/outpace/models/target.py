@@ -100,7 +100,7 @@ def take(
     count = rows.shape[1]
     starts = torch.arange(0, len(rows) * count, count, device=rows.device)[:, None]
     flat = (index.to(rows.device) % count + starts).flatten()
-    return rows.flatten(0, 1).index_select(0, flat).unflatten(0, tuple(index.shape))
+    return rows.flatten(0, 1).index_select(0, flat).view(*index.shape, *rows.shape[2:])
 
 
 def padded(rows: list[list[int]], filler: int) -> Int[Tensor, "rows width"]:

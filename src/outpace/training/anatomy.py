@@ -3,13 +3,14 @@
 Knows nothing of training. A head is cut to its target here, and its vocabulary set.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 
+from outpace.drafters.first_head import AnyShape, FirstHead, FirstShape
 from outpace.drafters.head import Head, HeadShape
 from outpace.drafters.load import trained_head
 from outpace.drafters.stored import FLAGS
@@ -17,7 +18,7 @@ from outpace.errors import UsageError, WeightsError
 from outpace.models.target import Target
 from outpace.models.transformer import Transformer
 from outpace.models.weights import read_config
-from outpace.training.recipe import HeadSettings
+from outpace.training.recipe import FirstSettings, HeadSettings
 
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "hidden_size": ("hidden_size", "n_embd", "d_model"),
@@ -97,7 +98,32 @@ def shape_for(target: Target, settings: HeadSettings) -> HeadShape:
     )
 
 
-_SAID = ("taps", "draft_vocab_size", "heads", "kv_heads", "head_width", "feed_forward", "max_positions", *FLAGS)
+def first_shape_for(target: Target, settings: FirstSettings) -> FirstShape:
+    """The shape of an EAGLE-1 head for a target.
+
+    Raises:
+        WeightsError: as for ``measures`` and ``FirstShape``.
+    """
+    own = measures(target)
+    return FirstShape(
+        hidden_size=own["hidden_size"],
+        heads=settings.heads or own["heads"],
+        kv_heads=settings.kv_heads or own["kv_heads"],
+        head_width=settings.head_width or own["head_width"],
+        feed_forward=settings.feed_forward or own["feed_forward"],
+        vocab_size=target.vocab_size,
+        norm_eps=own["norm_eps"],
+        max_positions=settings.max_positions or target.max_positions,
+        rotary=own["rotary"],
+        fc_bias=settings.fc_bias,
+    )
+
+
+# ---- heads -----------------------------------------------------------------------------------------------------------
+
+_Head = TypeVar("_Head", Head, FirstHead)
+_LAYER = ("heads", "kv_heads", "head_width", "feed_forward", "max_positions")
+_SAID = ("taps", "draft_vocab_size", *_LAYER, *FLAGS)
 """What a recipe may say of a head that is gone on with: the same as that head has."""
 
 
@@ -111,15 +137,35 @@ def given_head(target: Target, settings: HeadSettings) -> Head | None:
     if settings.begin_with is None:
         return None
     found = trained_head(settings.begin_with, target)
-    for name in _SAID:
-        said, own = getattr(settings, name), getattr(found.shape, name)
+    assert isinstance(found, Head)
+    _require_said(settings, found.shape, _SAID)
+    head = new_head(found.shape, found.target_ids.cpu(), seed=0)
+    return _filled(head, found)
+
+
+def given_first(target: Target, settings: FirstSettings) -> FirstHead | None:
+    """The same for a recipe of EAGLE-1."""
+    if settings.begin_with is None:
+        return None
+    found = trained_head(settings.begin_with, target, method=FirstHead.method)
+    assert isinstance(found, FirstHead)
+    _require_said(settings, found.shape, (*_LAYER, "fc_bias"))
+    return _filled(new_first(found.shape, seed=0), found)
+
+
+def _require_said(settings: HeadSettings | FirstSettings, shape: AnyShape, names: Sequence[str]) -> None:
+    for name in names:
+        said, own = getattr(settings, name), getattr(shape, name)
         if said is not None and said != own:
             raise UsageError(
                 f"{name} of the recipe is {said}, and the head {settings.begin_with!r} that it begins with has {own}; "
                 "allowed: the same",
                 hint="a head keeps its shape when it is trained on",
             )
-    head = new_head(found.shape, found.target_ids.cpu(), seed=0)
+
+
+def _filled(head: _Head, found: nn.Module) -> _Head:
+    """With the weights of another one, in its own dtypes."""
     head.load_state_dict({name: tensor.to(head.state_dict()[name]) for name, tensor in found.state_dict().items()})
     return head
 
@@ -130,13 +176,33 @@ SPREAD = 0.02
 
 def new_head(shape: HeadShape, ids: Int[Tensor, " draft"], seed: int) -> Head:
     """A head of random weights, fp32, that says these ids of the target, rising."""
-    head = Head(shape).float()
+    head = _random(Head(shape).float(), seed)
+    if head.d2t is not None and head.t2d is not None:
+        head.d2t.copy_(ids - torch.arange(len(ids)))
+        head.t2d.copy_(torch.zeros_like(head.t2d).index_fill(0, ids, True))
+    return head
+
+
+def new_first(shape: FirstShape, seed: int, *, pass_state: bool = False) -> FirstHead:
+    """An EAGLE-1 head of random weights, fp32; its bias is 0, and it has no head of a target to speak through yet.
+
+    Args:
+        pass_state: what its mixture gives has the state in it, as it is.
+    """
+    head = _random(FirstHead(shape).float(), seed)
+    with torch.no_grad():
+        if head.fc.bias is not None:
+            head.fc.bias.zero_()
+        if pass_state:
+            head.fc.weight[:, shape.hidden_size :].add_(torch.eye(shape.hidden_size))
+    return head
+
+
+def _random(head: _Head, seed: int) -> _Head:
+    """With random matrices, in the order of their names."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in head.parameters():
             if weight.dim() > 1:
                 weight.copy_(SPREAD * torch.randn(weight.shape, generator=generator))
-    if head.d2t is not None and head.t2d is not None:
-        head.d2t.copy_(ids - torch.arange(len(ids)))
-        head.t2d.copy_(torch.zeros_like(head.t2d).index_fill(0, ids, True))
     return head

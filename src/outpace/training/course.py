@@ -14,7 +14,6 @@ from torch import nn
 
 from outpace.decoding.text import Text, text_of
 from outpace.drafters.record import BESIDE, Card
-from outpace.drafters.stored import require_place
 from outpace.errors import UsageError, WeightsError
 from outpace.models.staging import Progress, disk_errors, silent
 from outpace.models.target import Target
@@ -196,6 +195,7 @@ def run(
         recipe=recipe.to_dict(),
         acceptance_by_position=None if rates is None else rates.acceptance_by_position,
         acceptance_by_rank=None if rates is None else rates.acceptance_by_rank,
+        acceptance_by_depth_and_rank=None if rates is None else rates.acceptance_by_depth_and_rank,
         tau=None if rates is None else rates.tau,
     )
     if trainer.accelerator.is_main_process:
@@ -214,7 +214,7 @@ def require_room(recipe: Recipe, out: Path, work: Path, resume: bool) -> None:
         UsageError: ``out`` holds something else than a drafter; or there are checkpoints, and ``resume`` was not asked
             for.
     """
-    require_place(out, METHODS[recipe.method].files)
+    METHODS[recipe.method].require_place(out)
     if not resume and checkpoints(work):
         raise UsageError(
             f"{work} holds a training already; allowed: to go on with it (--resume), or another folder",

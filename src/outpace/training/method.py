@@ -15,6 +15,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from outpace.drafters.record import OURS, Card
+from outpace.drafters.stored import require_place
 from outpace.errors import WeightsError
 from outpace.models.target import Target
 from outpace.training.features import Features
@@ -48,6 +49,7 @@ class Method(ABC):
     Attributes:
         article, what: how people call what is trained.
         files: what may stand where it is written, and is replaced.
+        carded: the method that its card names, where that is not the name of its training.
         taps: which of the target's states it reads, as indices of ``hidden_states``; none where the one before the
             target's head is enough, which is always recorded.
         max_positions: the longest text that it can be taught.
@@ -63,11 +65,21 @@ class Method(ABC):
     article: ClassVar[str]
     what: ClassVar[str]
     files: ClassVar[tuple[str, ...]] = OURS
+    carded: ClassVar[str | None] = None
     taps: tuple[int, ...]
     max_positions: int
 
     def __init__(self, recipe: Recipe, target: Target) -> None:
         self.recipe, self.target = recipe, target
+
+    @classmethod
+    def require_place(cls, folder: Path) -> None:
+        """Refuse to write where something else stands.
+
+        Raises:
+            UsageError: the folder is a file, or holds another thing than ``files``.
+        """
+        require_place(folder, cls.files)
 
     @abstractmethod
     def begin(self, features: Features) -> Beginning:

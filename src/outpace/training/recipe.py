@@ -7,19 +7,22 @@ Knows nothing of how a setting is used. What every method needs stands in tables
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
 from outpace.errors import UsageError
 from outpace.training.losses import LOSSES
+from outpace.training.ranges import NUMBERS
 from outpace.training.strict import Ranges, check, known, plain, read_table, toml_lines
 
 FORMAT_VERSION = 1
 FEATURES = ("recorded", "online")
 SCHEDULES = ("cosine", "linear", "constant")
 PRECISIONS = ("bf16", "fp32")
+HARD = "hard"
+"""A loss of Medusa alone: the cross-entropy of the text's own token."""
 OPTIMISERS = ("adamw", "muon")
+EMBEDDINGS = ("copied", "random")
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,28 @@ class HeadSettings:
 
 
 @dataclass(frozen=True)
+class FirstSettings:
+    """What is trained of an EAGLE-1 head; what is None is the target's own.
+
+    Args:
+        fc_bias: as in ``FirstShape``; never assumed.
+        heads, kv_heads, head_width, feed_forward, max_positions: as in ``FirstShape``.
+        pass_state: begin with a mixture that passes the state on beside its random weights; else with those alone.
+            No layer of the target is begun with: they are made for states of another size.
+        begin_with: a trained head, by folder or hub id, whose weights are gone on with instead.
+    """
+
+    fc_bias: bool
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_width: int | None = None
+    feed_forward: int | None = None
+    max_positions: int | None = None
+    pass_state: bool = True
+    begin_with: str | None = None
+
+
+@dataclass(frozen=True)
 class TrainSettings:
     """How it is trained. A method that needs more, or for which some of this means nothing, has a subclass.
 
@@ -134,13 +159,105 @@ class TrainSettings:
 
 
 @dataclass(frozen=True)
+class FirstTraining(TrainSettings):
+    """How an EAGLE-1 head is trained: one step behind every prefix, so that nothing is unrolled.
+
+    Args:
+        feature_weight: of the distance between the state that is guessed and the target's.
+        token_weight: of the cross-entropy under the target's law.
+        noise: the width of uniform noise on the states that are read, in texts of 512 tokens; in texts of T tokens it
+            is 512/T times as wide.
+
+    Source: EAGLE (Li et al., arXiv 2401.15077), section 4.2, and its published training code.
+    """
+
+    untold: ClassVar[tuple[str, ...]] = ("depth", "loss", "decay", "mask_outside")
+
+    feature_weight: float = 1.0
+    token_weight: float = 0.1
+    noise: float = 0.2
+
+
+@dataclass(frozen=True)
+class MedusaSettings:
+    """What is trained of Medusa heads.
+
+    Args:
+        heads: how many tokens are spoken of from one state, the first of them two places behind it.
+        layers: residual blocks of each head; they begin by passing the state on.
+        own_head: each head has rows of its own behind them, which begin as the target's; else all share the target's.
+        begin_with: trained heads, by folder or hub id, whose weights are gone on with instead.
+    """
+
+    heads: int = 4
+    layers: int = 1
+    own_head: bool = False
+    begin_with: str | None = None
+
+
+@dataclass(frozen=True)
+class MedusaTraining(TrainSettings):
+    """How they are trained: a step is a head, and all ids can be said.
+
+    Args:
+        loss: one of ``LOSSES``, or ``hard``.
+        decay: how much less each head weighs than the one before.
+        places: the share of all places behind which a step teaches, drawn anew in each: its time is as much less.
+    """
+
+    untold: ClassVar[tuple[str, ...]] = ("depth", "mask_outside")
+    ranges: ClassVar[Ranges] = {"loss": (f"one of {', '.join((*LOSSES, HARD))}", (*LOSSES, HARD).__contains__)}
+
+    learning_rate: float = 1e-3
+    places: float = 1.0
+
+
+@dataclass(frozen=True)
+class StudentSettings:
+    """What is trained of a small model: a new one by its sizes, or one that is given, and then nothing else is said.
+
+    Args:
+        depth, width, heads, kv_heads, feed_forward, tied, embeddings: as for ``new_student``; the first three are
+            needed of a new one.
+        begin_with: a model with the target's tokenizer, by folder or hub id, whose weights are gone on with.
+    """
+
+    depth: int | None = None
+    width: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    feed_forward: int | None = None
+    tied: bool | None = None
+    embeddings: str | None = None
+    begin_with: str | None = None
+
+
+@dataclass(frozen=True)
+class StudentTraining(TrainSettings):
+    """How it is trained: to say the next token alone, as the target does.
+
+    Args:
+        on_policy: the chance that an answer is replaced in a step by the student's own to the same prompt.
+        temperature: these are drawn at; 0 is greedy.
+
+    Source: DistillSpec (Zhou et al., arXiv 2310.08461).
+    """
+
+    untold: ClassVar[tuple[str, ...]] = ("depth", "decay", "mask_outside")
+
+    loss: str = "forward-kl"
+    on_policy: float = 0.0
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True)
 class WalkSettings:
     """What is measured at the end, on prompts that were held out.
 
     Args:
         prompts: how many; 0 measures nothing.
         new_tokens: of each.
-        depth: tokens of a chain; None takes the depth that was trained.
+        depth: tokens of a chain; None takes the depth that was trained, and 4 where that was one.
     """
 
     prompts: int = 32
@@ -166,7 +283,12 @@ class Schema:
         return {"head": self.head, "data": Data, "train": self.train, "walk": WalkSettings}
 
 
-METHODS: Mapping[str, Schema] = {"eagle3": Schema(HeadSettings)}
+METHODS: Mapping[str, Schema] = {
+    "eagle3": Schema(HeadSettings),
+    "eagle1": Schema(FirstSettings, FirstTraining),
+    "medusa": Schema(MedusaSettings, MedusaTraining),
+    "distil": Schema(StudentSettings, StudentTraining),
+}
 """The methods that can be trained; what each does stands in ``methods.py``."""
 
 
@@ -258,31 +380,6 @@ _RANGES: Ranges = {
     "optimiser": (f"one of {', '.join(OPTIMISERS)}", OPTIMISERS.__contains__),
     "precision": (f"one of {', '.join(PRECISIONS)}", PRECISIONS.__contains__),
     "loss": (f"one of {', '.join(LOSSES)}", LOSSES.__contains__),
-    "held_out": ("0 up to, not including, 1", lambda value: 0 <= value < 1),
-    "warmup": ("0 up to, not including, 1", lambda value: 0 <= value < 1),
-    "final_rate": ("0 to 1", lambda value: 0 <= value <= 1),
-    "decay": ("above 0, up to 1", lambda value: 0 < value <= 1),
-    "betas": ("two numbers from 0 to below 1", lambda value: len(value) == 2 and all(0 <= each < 1 for each in value)),
-    "temperatures": ("one or more, each 0 or above", lambda value: len(value) > 0 and min(value) >= 0),
-    "taps": ("one or more, each beyond the one before", lambda value: _rising(value)),
-    "prompts": ("0 or more", lambda value: isinstance(value, tuple) or value >= 0),  # files, or how many
-    **{
-        name: ("0 or more", lambda value: value >= 0)
-        for name in ("most_prompts", "invent", "weight_decay", "max_bad_steps", "seed")
-    },
-    **{
-        name: ("above 0", lambda value: value > 0)
-        for name in ("learning_rate", "muon_factor", "clip", "checkpoint_minutes")
-    },
-    **{
-        name: ("1 or more", lambda value: value >= 1)
-        for name in (
-            "draft_vocab_size", "heads", "kv_heads", "head_width", "feed_forward", "max_positions", "depth", "epochs",
-            "tokens_per_batch", "batches_per_step", "new_tokens", "max_new_tokens", "limit", "batch_size",
-        )
-    },
-}  # fmt: skip
-
-
-def _rising(value: tuple[int, ...]) -> bool:
-    return len(value) > 0 and value[0] >= 0 and all(left < right for left, right in pairwise(value))
+    "embeddings": (f"one of {', '.join(EMBEDDINGS)}", EMBEDDINGS.__contains__),
+    **NUMBERS,
+}

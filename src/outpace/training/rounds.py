@@ -43,6 +43,8 @@ class Walked:
             which the text's token was the head's of rank 1, 2, ... A static tree is made for these rates: its paths
             consist of first children mostly, so that what its turns ask about is what a chain's turns reach, and the
             first rate is a chain's pooled ``acceptance``. All depths are one, as in Sequoia. Empty if none was decided.
+        acceptance_by_depth_and_rank: the same, a list a depth, of the positions there; the first rate of each is that
+            of ``acceptance_by_position``. It ends above the first depth that no turn decided.
     """
 
     turns: int
@@ -50,6 +52,7 @@ class Walked:
     tau: float | None
     acceptance_by_position: tuple[float, ...]
     acceptance_by_rank: tuple[float, ...] = field(default=(), compare=False)  # a decoder does not count ranks
+    acceptance_by_depth_and_rank: tuple[tuple[float, ...], ...] = field(default=(), compare=False)
 
 
 def walked(
@@ -123,7 +126,7 @@ def walked_by(
     # A text of one new token has no turn.
     places = [place for place in sorted(texts) if len(texts[place]) > 1]
     samples = [_sample(list(prompts[place]), texts[place]) for place in places]
-    tally, reader, decided = Tally(), Reader(target, taps), Counter[int]()
+    tally, reader, decided = Tally(), Reader(target, taps), [Counter[int]() for _ in range(depth)]
     lengths = [len(sample) for sample in samples]
     for group in order(lengths, 0, 0, max(tokens_per_batch, *lengths)) if samples else []:
         read = reader.read([samples[place] for place in group])
@@ -131,10 +134,18 @@ def walked_by(
         for place, found in zip(group, ranks(batch), strict=True):
             own, start = places[place], len(prompts[places[place]])
             rooms = min(max_new_tokens, target.max_positions - start), positions - start + 2
-            decided.update(_walk(tally, found[start - 1 :], texts[own], depth, rooms, target.eos_ids))
-    spoken, whole = tally.speculation("walked"), decided.total()
-    by_rank = tuple(decided[rank] / whole for rank in range(1, 1 + RANKS)) if whole else ()
-    return Walked(tally.turns, tally.emitted, spoken.tau, spoken.acceptance_by_position, by_rank)
+            for turn in _walk(tally, found[start - 1 :], texts[own], depth, rooms, target.eos_ids):
+                for step, rank in enumerate(turn):
+                    decided[step][rank] += 1
+    spoken, by_depth = tally.speculation("walked"), tuple(_shares(each) for each in decided if each)
+    by_rank = _shares(sum(decided, Counter()))
+    return Walked(tally.turns, tally.emitted, spoken.tau, spoken.acceptance_by_position, by_rank, by_depth)
+
+
+def _shares(ranks: Counter[int]) -> tuple[float, ...]:
+    """Of decided positions, the share of each rank; none where none was decided."""
+    whole = ranks.total()
+    return tuple(ranks[rank] / whole for rank in range(1, 1 + RANKS)) if whole else ()
 
 
 def _sample(prompt: list[int], new: list[int]) -> Sample:
@@ -156,15 +167,15 @@ def _ranks(head: AnyHead, batch: Batch, teacher: Teacher, depth: int) -> Ranks:
 
 def _walk(
     tally: Tally, ranks: list[list[int]], new: list[int], depth: int, rooms: tuple[int, int], eos_ids: Sequence[int]
-) -> list[int]:
-    """Count the turns of one text, whose first new token came with the prompt; the ranks at what they decided.
+) -> list[list[int]]:
+    """Count the turns of one text, whose first new token came with the prompt; the ranks at what each of them decided.
 
     Args:
         ranks: behind each new token, those of the tokens that follow.
         rooms: the most new tokens, and the most positions that the head has for them and its drafts.
     """
     limit, most = rooms
-    decided: list[int] = []
+    decided: list[list[int]] = []
     done = 1
     while done < len(new):
         room = min(depth, limit - done - 1, most - done)
@@ -173,7 +184,7 @@ def _walk(
         emitted = min(matched + 1, len(new) - done)
         ended = emitted == matched and new[-1] in eos_ids  # nothing is drafted behind an end of text
         drafted = matched if ended else room
-        decided += asked[: min(matched + 1, drafted)]
+        decided.append(asked[: min(matched + 1, drafted)])
         tally.add(rule="greedy", lossless=True, drafted=drafted, depth=drafted, matched=matched, emitted=emitted)
         done += emitted
     return decided
