@@ -10,7 +10,7 @@ import torch
 from first_heads import first_shape, fitted_first, random_first
 from heads import HALF, WHOLE, fitted_head, random_head, shape_of
 from outpace.decoding.loop import Request, decode
-from outpace.decoding.stats import Speculation
+from outpace.decoding.stats import Speculation, Tally
 from outpace.drafters.card import read_card, write_card
 from outpace.drafters.eagle import Eagle
 from outpace.drafters.first_head import AnyHead
@@ -87,6 +87,18 @@ def test_at_the_end_of_the_context_and_of_the_head() -> None:
         shorter.load_state_dict(head.state_dict())
         for new in (15, 17):
             assert walk(shorter, target, 4, new) == decoded(shorter, target, 4, new)
+
+
+def test_behind_the_last_position_nothing_is_drafted() -> None:
+    """A text goes on where its drafter cannot: those turns say one token each, and have drafted none.
+
+    Six of ten tokens have positions: a turn of four, one of two with one draft, and three plain ones.
+    """
+    tally = Tally()
+    decided = rounds._walk(tally, [[1, 1, 1]] * 10, [7] * 10, 3, (10, 6), ())
+    found = tally.speculation("eagle3")
+    assert (found.turns, found.emitted, found.drafted, found.accepted) == (5, 9, 4, 4)
+    assert found.plain_turns == 3 and decided == [[1, 1, 1], [1], [], [], []]
 
 
 def test_a_head_that_is_never_right_has_one_token_a_turn() -> None:

@@ -178,7 +178,7 @@ def _walk(
     decided: list[list[int]] = []
     done = 1
     while done < len(new):
-        room = min(depth, limit - done - 1, most - done)
+        room = max(0, min(depth, limit - done - 1, most - done))  # a text may go on where the head cannot
         asked = ranks[done - 1][:room]
         matched = next((step for step, rank in enumerate(asked) if rank != 1), len(asked))
         emitted = min(matched + 1, len(new) - done)
