@@ -63,7 +63,8 @@ class Ranks:
         self.counts = Counter[int]()
 
     def __call__(self, turn: Turn, rows: list[int]) -> None:
-        shown, drafted = turn.proposal.draft_logits, turn.proposal.tree.num_nodes.tolist()
+        shown = turn.proposal.shown(turn.scores.logits.shape[-1])
+        drafted = turn.proposal.tree.num_nodes.tolist()
         if shown is None:
             return
         for row, (path, emitted) in enumerate(zip(turn.paths, turn.emitted, strict=True)):

@@ -16,7 +16,8 @@ from hypothesis import settings
 # pytest is configured is not checked for axes.
 sys.path.insert(0, str(Path(__file__).parent))
 
-THREADS = min(4, torch.get_num_threads())
+THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else min(4, torch.get_num_threads())
+"""A worker among others has a core of its own, and no more."""
 
 # Time depends on the machine. Where the result decides a change, the examples are the same for everyone.
 settings.register_profile("outpace", deadline=None, derandomize=bool(os.environ.get("CI")))

@@ -59,7 +59,7 @@ def case(folder: Path) -> None:
                 wanted = torch.tensor([sum(10.0**layer for layer in range(tap)) for tap in taps])
                 assert batch.features.shape == (1, 5, len(taps), 32) and each.taps == taps
                 assert (batch.features == wanted[:, None]).all()
-        for wrong in ((0, 5), (-1, 2), (), (2, 2), (3, 1)):
+        for wrong in ((0, 5), (-1, 2), (2, 2), (3, 1)):
             with pytest.raises(UsageError, match="tap"):
                 online(target, [TEXT], taps=wrong)
 
