@@ -60,7 +60,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "words"), REFUSED, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("options", "words"), REFUSED, ids=lambda value: value if isinstance(value, str) else ", ".join(value)
+)
 def test_refusals(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         made(**options)

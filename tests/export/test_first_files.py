@@ -259,7 +259,9 @@ REFUSED: list[tuple[str, dict[str, Any], Callable[[FirstHead], Any] | None, str]
 ]
 
 
-@pytest.mark.parametrize(("layout", "changes", "spoil", "message"), REFUSED, ids=str)
+@pytest.mark.parametrize(
+    ("layout", "changes", "spoil", "message"), REFUSED, ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_refused_by_name(
     layout: str,
     changes: dict[str, Any],
