@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lessons import settings_of
+from outpace.drafters.medusa_heads import MedusaHeads, MedusaShape
 from outpace.training.optimiser import TABLES, Optimiser
 
 RATE = 0.01
@@ -126,3 +127,11 @@ def test_all_that_is_remembered_has_a_name() -> None:
     moved(pupil, optimiser, 1)
     adam = [f"{what}.{name}" for name in ("inner.bias", "lm_head.weight") for what in ("step", "exp_avg", "exp_avg_sq")]
     assert sorted(optimiser.tensors()) == sorted(["momentum_buffer.inner.weight", *adam])
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_rows_of_medusas_own_are_rows_of_tokens(own: bool) -> None:
+    heads = MedusaHeads(MedusaShape(hidden_size=6, vocab_size=9, heads=2, layers=1, own_head=own))
+    kinds = Optimiser(heads, settings_of(optimiser="muon")).kinds
+    inside = {name for name, kind in kinds.items() if kind == "muon"}
+    assert inside == {"0.0.linear.weight", "1.0.linear.weight"} and ("0.1.weight" in kinds) == own

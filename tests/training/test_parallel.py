@@ -20,7 +20,7 @@ from outpace.errors import UsageError
 from outpace.models.ends import SharedHead
 from outpace.training import distil, parallel
 from outpace.training.batch import Batch
-from outpace.training.counts import StepCounts
+from outpace.training.counts import StepCounts, standing
 from outpace.training.distil import over_the_vocabulary, over_the_vocabulary_plain
 from outpace.training.losses import LOSSES, weighted_loss_plain
 from outpace.training.parallel import new_heads, ranks_of, speak, weights_of
@@ -356,4 +356,4 @@ def test_ranks_are_counted(depth: int, own: bool, at_once: int, monkeypatch: pyt
 def test_of_equal_logits_the_lower_id_comes_first() -> None:
     logits = torch.tensor([[[1.0, 3.0, 3.0, 0.0]] * 4, [[torch.nan] * 4] * 4])
     tokens = torch.tensor([[1, 2, 0, 3]] * 2)
-    assert parallel._standing(logits, tokens).tolist() == [[1, 2, 3, 4], [5, 5, 5, 5]]
+    assert standing(logits, tokens).tolist() == [[1, 2, 3, 4], [5, 5, 5, 5]]

@@ -65,6 +65,12 @@ class MedusaHeads(nn.ModuleList):
         super().__init__(_head(shape) for _ in range(shape.heads))
         self.shape = shape
 
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The parameters that hold a row a token."""
+        own = self.shape.own_head
+        return tuple(f"{head}.{self.shape.layers}.weight" for head in range(self.shape.heads)) if own else ()
+
     def states(
         self, normed: Float[Tensor, "*lead hidden"], count: int | None = None
     ) -> Float[Tensor, "*lead heads hidden"]:

@@ -14,10 +14,18 @@ so these figures are of texts that the draft never led astray; what a decoder ac
 from dataclasses import dataclass, fields
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from outpace.verification.expectation import chain_tokens
+
+
+@torch.no_grad()
+def standing(logits: Float[Tensor, "*lead ids"], tokens: Int[Tensor, "*lead"]) -> Int[Tensor, "*lead"]:
+    """Where tokens stand among the logits, from 1 on: the lower id first on ties, behind all others if no number."""
+    own, ids = logits.gather(-1, tokens[..., None]), torch.arange(logits.shape[-1], device=logits.device)
+    before = ~(logits < own) & ~((logits == own) & (ids >= tokens[..., None]))
+    return 1 + before.sum(-1)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from outpace.training.recipe import TrainSettings
 
 ADAMW, MUON = "adamw", "muon"
 TABLES = ("lm_head.weight", "embed_tokens.weight")
-"""Matrices of one row a token. A row is moved by what its own token shows, so they are not made orthogonal."""
+"""Matrices of one row a token. A row is moved by what its own token shows, so they are not made orthogonal. A module
+names others of its own as ``tables``."""
 _REMEMBERED = {ADAMW: ("step", "exp_avg", "exp_avg_sq"), MUON: ("momentum_buffer",)}
 _MOMENTUM = 0.95
 
@@ -35,8 +36,11 @@ class Optimiser:
 
     def __init__(self, module: nn.Module, settings: TrainSettings) -> None:
         self.weights = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
-        muon = settings.optimiser == MUON
-        self.kinds = {name: MUON if muon and _inside(name, each) else ADAMW for name, each in self.weights.items()}
+        muon, tables = settings.optimiser == MUON, (*TABLES, *getattr(module, "tables", ()))
+        self.kinds = {
+            name: MUON if muon and each.dim() == 2 and not name.endswith(tables) else ADAMW
+            for name, each in self.weights.items()
+        }
         self.factors = {ADAMW: 1.0, MUON: settings.muon_factor}
         inside, rest = (
             [self.weights[name] for name in self.kinds if self.kinds[name] == kind] for kind in (MUON, ADAMW)
@@ -87,7 +91,3 @@ class Optimiser:
 
     def _state(self, name: str) -> Any:
         return self.parts[self.kinds[name]].state
-
-
-def _inside(name: str, weight: Tensor) -> bool:
-    return weight.dim() == 2 and not name.endswith(TABLES)

@@ -14,7 +14,7 @@ from outpace.drafters.medusa_heads import MedusaHeads, MedusaShape
 from outpace.errors import UsageError
 from outpace.models.ends import SharedHead
 from outpace.training.batch import Batch
-from outpace.training.counts import StepCounts
+from outpace.training.counts import StepCounts, standing
 from outpace.training.distil import LOGITS, over_the_vocabulary
 from outpace.training.losses import WeightedLoss, require_loss
 from outpace.training.recipe import HARD
@@ -182,15 +182,6 @@ def ranks_of(heads: MedusaHeads, shared: SharedHead | None, batch: Batch, depth:
         places = asked[start : start + size]
         logits = heads.logits(last[places], shared, depth)
         tokens = ids[(places[:, None] + ahead).clamp(max=len(ids) - 1)].clamp(min=0)  # what is none is not looked at
-        found[places] = _standing(logits.to(torch.promote_types(logits.dtype, torch.float32)), tokens)
+        found[places] = standing(logits.to(torch.promote_types(logits.dtype, torch.float32)), tokens)
     told: Ranks = found.where(under, 0).view(*batch.ids.shape, depth).tolist()
     return told
-
-
-def _standing(
-    logits: Float[Tensor, "places depth vocab"], tokens: Int[Tensor, "places depth"]
-) -> Int[Tensor, "places depth"]:
-    """Where tokens stand, from 1 on: the lower id first on ties, behind all others if it is no number."""
-    own, ids = logits.gather(2, tokens[..., None]), torch.arange(logits.shape[2], device=logits.device)
-    before = ~(logits < own) & ~((logits == own) & (ids >= tokens[..., None]))
-    return 1 + before.sum(2)

@@ -26,7 +26,7 @@ from outpace.models.student import Student, new_student
 from outpace.models.student_files import TOKENIZER, student_target, write_student
 from outpace.models.target import Target
 from outpace.training.batch import Batch
-from outpace.training.counts import StepCounts
+from outpace.training.counts import StepCounts, standing
 from outpace.training.distil import LOGITS, distil, weights_of
 from outpace.training.existing import existing_student
 from outpace.training.features import Features
@@ -255,8 +255,5 @@ def ranks_of(student: Student, batch: Batch, depth: int, vocab_size: int) -> Ran
 
 def _standing(logits: Float[Tensor, "places vocab"], tokens: Int[Tensor, " places"]) -> Int[Tensor, " places"]:
     """Where tokens stand, from 1 on: the lower id first on ties, as drafts are picked; 0 where there is no such id."""
-    ids, lacking = torch.arange(logits.shape[1]), tokens >= logits.shape[1]
-    wanted = tokens.where(~lacking, 0)[:, None]
-    own = logits.gather(1, wanted)
-    before = ~(logits < own) & ~((logits == own) & (ids >= wanted))
-    return (1 + before.sum(1)).where(~lacking, 0)
+    lacking = tokens >= logits.shape[1]
+    return standing(logits, tokens.where(~lacking, 0)).where(~lacking, 0)

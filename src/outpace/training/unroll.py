@@ -17,7 +17,7 @@ from outpace.errors import UsageError
 from outpace.models.rotary import Rotary, rotate
 from outpace.training.attention import Spans, attend
 from outpace.training.batch import Batch
-from outpace.training.counts import StepCounts
+from outpace.training.counts import StepCounts, standing
 from outpace.training.losses import require_loss, weighted_loss
 from outpace.training.teacher import Teacher
 
@@ -275,6 +275,4 @@ def _ranks(
 ) -> Int[Tensor, " some"]:
     """Where tokens stand among those of the head: the lower id first on ties, behind all others if it is no number."""
     place = torch.searchsorted(target_ids, tokens).clamp(max=len(target_ids) - 1)
-    own, ids = logits.gather(1, place[:, None]), torch.arange(logits.shape[1], device=logits.device)
-    before = ~(logits < own) & ~((logits == own) & (ids >= place[:, None]))
-    return (1 + before.sum(1)).where(target_ids[place] == tokens, 0)
+    return standing(logits, place).where(target_ids[place] == tokens, 0)
