@@ -278,6 +278,6 @@ def test_the_recipe_of_the_default_model_is_read() -> None:
     recipe = Recipe.read(TINY.with_name("eagle1-smollm2.toml"))
     other = Recipe.read(TINY.with_name("eagle3-smollm2.toml"))
     assert (recipe.data, recipe.walk.prompts, recipe.target) == (other.data, other.walk.prompts, other.target)
-    alike = ("epochs", "tokens_per_batch", "batches_per_step", "learning_rate", "schedule", "final_rate", "seed")
+    alike = ("epochs", "tokens_per_batch", "batches_per_step", "optimiser", "learning_rate", "schedule", "seed")
     assert all(getattr(recipe.train, name) == getattr(other.train, name) for name in alike)
     assert replace(recipe, head=replace(recipe.head, feed_forward=4780)).head.feed_forward == 4780
