@@ -34,7 +34,6 @@ THIRD_PARTIES: dict[str, set[str]] = {
     "training": {"torch", "jaxtyping", "safetensors", "accelerate"},
     "evaluation": {"torch", "jaxtyping", "numpy"},
     "export": {"torch", "safetensors"},
-    "engines": {"yaml"},
     "tuning": {"torch", "jaxtyping", "numpy"},
     "cli": {"typer", "rich"},
 }

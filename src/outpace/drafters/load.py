@@ -40,7 +40,7 @@ AUTO, SHIPPED, LOOKUP = "auto", "eagle3", "lookup"
 """Names that are no folder: the head that comes with the package or else lookup, that head alone, and lookup alone."""
 CACHED = "drafters"
 """The folder of the cache where small models are that were distilled here, a folder each."""
-_DISTIL = "`outpace train distil --recipe recipes/distil-smollm2.toml` makes one in about 8 hours on two cores"
+_DISTIL = "`outpace train distil --recipe recipes/distil-smollm2.toml` makes one; --plan says in how many minutes"
 
 
 def load_drafter(name: str, target: Target, *, dtype: str = "auto", trust_remote_code: bool = False) -> Drafter:
@@ -109,11 +109,31 @@ def shipped_drafter(target: Target, root: Path | None = None, *, method: str = M
     Raises:
         WeightsError, UnsupportedError: a card cannot be read.
     """
-    for folder in sorted(path.parent for path in (root or HEADS).glob("[!.]*/outpace.json")):
+    return drafter_made_for(target.fingerprint, root or HEADS, method)
+
+
+def drafter_made_for(fingerprint: str, root: Path, method: str) -> Path | None:
+    """The folder under ``root`` of the drafter of this method that was made for the target with this fingerprint.
+
+    Raises:
+        WeightsError, UnsupportedError: a card cannot be read.
+    """
+    for folder in sorted(path.parent for path in root.glob("[!.]*/outpace.json")):
         card = read_record(folder)
-        if card.method == method and card.target.fingerprint == target.fingerprint:
+        if card.method == method and card.target.fingerprint == fingerprint:
             return folder
     return None
+
+
+def at_hand(target: Target) -> list[str]:
+    """Names of the drafters that a target has here without anybody naming them: its head, lookup, its small model.
+
+    Raises:
+        WeightsError, UnsupportedError: as for ``shipped_drafter``.
+    """
+    heads = [SHIPPED] if shipped_drafter(target) is not None else []
+    smaller = [SMALL] if shipped_drafter(target, cache_root() / CACHED, method=SMALL) is not None else []
+    return [*heads, LOOKUP, *smaller]
 
 
 def cached_place(target: str) -> Path:
