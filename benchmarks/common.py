@@ -300,3 +300,28 @@ def median_rates(runs: Sequence[Sequence[Run]]) -> NDArray[np.float64]:
 def pooled(speculations: Sequence[Speculation]) -> dict[str, Any]:
     """tau and acceptance over several texts, sums over sums."""
     return asdict(metrics.pooled(speculations))
+
+
+class Notes:
+    """What was measured, by what it is of, a JSON line each; a line that was cut off is measured again."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = path.read_text("utf-8").splitlines(keepends=True) if path.is_file() else []
+        whole = [line for line in lines if line.endswith("\n")]
+        if len(whole) < len(lines):
+            path.write_text("".join(whole), "utf-8")
+        self.path, self.found = path, dict(map(json.loads, whole))
+
+    def of(self, key: str, make: Callable[[], Any]) -> Any:
+        """What was noted, or is made and noted now."""
+        if key not in self.found:
+            self.found[key] = make()
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([key, self.found[key]]) + "\n")
+        return self.found[key]
+
+
+def waiting(jobs: Sequence[Found], what: str) -> Iterable[Found]:
+    """The same jobs, with a bar that says how many are done."""
+    return track(jobs, what, console=Console(stderr=True))

@@ -43,16 +43,13 @@ from common import (
 )
 from rich.console import Console
 from rich.progress import track
-from trained import Way, draft_argument, read_head, required
+from trained import Way, draft_argument, figures, read_head, required, spoken
 
-from outpace.decoding.generate import generate
-from outpace.decoding.stats import Speculation
-from outpace.drafters.drafter import Drafter, own_rates
+from outpace.drafters.drafter import own_rates
 from outpace.drafters.eagle import Eagle
 from outpace.drafters.load import load_drafter
 from outpace.models.ends import read_ends
 from outpace.models.load import load_target
-from outpace.models.target import Target
 from outpace.training.rounds import Walked, walked
 from outpace.training.teacher import Teacher
 
@@ -64,36 +61,6 @@ PROTOCOL = (
     "specbench-dev, first prompts of every category, first turn; bf16, batch 1, EOS respected; one text a prompt and "
     "way; tau and acceptance pooled, sums over sums; 95 % bootstrap over prompts"
 )
-
-
-def spoken(target: Target, drafter: Drafter, question: Question, way: Way, max_new_tokens: int) -> Speculation:
-    """How the drafting of a prompt went; what is left to chance follows from the number of the question."""
-    seed = None if way.temperature == 0 else question.question_id
-    result = generate(target, drafter, question.ids, max_new_tokens=max_new_tokens, seed=seed, **way.options)
-    return result.stats.speculation
-
-
-def figures(way: Way, category: str, found: Sequence[Speculation]) -> dict[str, Any]:
-    """tau and acceptance by position of some prompts, with their intervals."""
-    turns = [one.turns for one in found]
-    return {
-        "way": str(way),
-        "category": category,
-        "prompts": len(found),
-        "rule": "+".join(sorted({one.rule for one in found} - {"none"})),
-        "tau": ratio_of_sums([one.emitted for one in found], turns),
-        "acceptance_by_position": [_acceptance(found, place) for place in range(way.depth)],
-        "drafted_per_turn": sum(one.drafted for one in found) / max(1, sum(turns)),
-    }
-
-
-def _acceptance(found: Sequence[Speculation], place: int) -> Estimate | None:
-    """At one position; None where no draft came so far."""
-    tried, passed = (
-        [counts[place] if place < len(counts) else 0 for counts in part]
-        for part in ([one.tried for one in found], [one.passed for one in found])
-    )
-    return ratio_of_sums(passed, tried) if any(tried) else None
 
 
 def gate_of_gates(folder: Path, asked: Sequence[Question], args: Any) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 
 from outpace.drafters.head import Head
@@ -91,6 +92,7 @@ def trainer_of(
     head: Head | None = None,
     identity: dict[str, Any] | None = None,
     mute: Sequence[int] = (),
+    accelerator: Accelerator | None = None,
     **changes: Any,
 ) -> Trainer:
     """A trainer of a tiny head on the tiny target; texts that are ``mute`` teach nothing."""
@@ -107,6 +109,7 @@ def trainer_of(
         settings,
         folder,
         identity={"data": "toys"} if identity is None else identity,
+        accelerator=accelerator,
         watch=watch,
     )
 

@@ -113,8 +113,33 @@ def test_generate_does_what_the_plan_says(folder: Path, plan: Path, prompts: Pat
     assert drafts(planned["answers"]) == drafts(wanted["answers"]), "eight are decoded at once where nothing is said"
     planned, notes = said("generate", folder, "--prompts", prompts, "--category", "plain", "--plan", plan)
     assert {one["method"] for one in drafts(planned["answers"])} == {"plain"} and notes == ""
-    _, notes = said("generate", folder, "--prompts", prompts, "--plan", plan)
-    assert "outpace: the plan has a choice of its own for 'letters'; the one for 'all' is used" in notes
+
+
+def test_a_file_of_several_categories_has_the_choice_of_each(folder: Path, plan: Path, prompts: Path) -> None:
+    """What each category is answered with alone; into one file, which the same plan goes on with."""
+    flags = ["--prompts", prompts, "--plan", plan]
+    together, notes = said("generate", folder, *flags)
+    assert notes == "" and together["answered"] == 6
+    for kind in ("letters", "plain", "words"):
+        alone, _ = said("generate", folder, *flags, "--category", kind)
+        assert drafts(alone["answers"]) == drafts([one for one in together["answers"] if one["category"] == kind])
+    output = prompts.with_name("answers.jsonl")
+    first, _ = said("generate", folder, *flags, "--category", "words", "--output", output)
+    rest, _ = said("generate", folder, *flags, "--output", output)
+    assert (first["answered"], rest["answered"], rest["kept"]) == (2, 4, 2)
+    head = json.loads(output.read_text("utf-8").splitlines()[0])["settings"]
+    assert [one["num_draft_tokens"] for one in head["plan"]] == [2, 5, 3, 0] and head["drafter"] is None
+    other = run("generate", folder, "--prompts", prompts, "--output", output)
+    assert other.exit_code == 2 and "was begun with" in other.stderr
+
+
+def test_the_plan_knows_the_temperature(folder: Path, prompts: Path, tmp_path: Path) -> None:
+    path, flags = tmp_path / "hot.toml", ["--prompts", prompts, "--category", "words", "--seed", 3]
+    hot = Choice(temperature=0.7, drafter="none")
+    Plan(str(folder), load_target(folder, dtype="fp32").fingerprint, (Choice(num_draft_tokens=2), hot)).write(path)
+    for heat, method in ((0, "lookup"), (0.5, "lookup"), (0.7, "plain"), (2, "plain")):
+        found, _ = said("generate", folder, *flags, "--plan", path, "--temperature", heat)
+        assert {one["method"] for one in drafts(found["answers"])} == {method}
 
 
 # ---- refusals ------------------------------------------------------------------------------------------------------

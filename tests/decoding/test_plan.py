@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from outpace.decoding.control import Fixed
 from outpace.decoding.options import Options, check
-from outpace.decoding.plan import ALL, NONE, Choice, Plan
+from outpace.decoding.plan import ALL, NONE, Choice, Evidence, Plan
 from outpace.drafters.budget import Branching
 from outpace.errors import UsageError
 from outpace.models.transformer import Transformer
@@ -49,14 +49,36 @@ def parts(draw: st.DrawFn) -> tuple[Any, ...]:
         tree,
         depth,
         draw(st.sampled_from([None, *rules])),
+        draw(numbers),
+        draw(st.one_of(st.none(), texts)),
     )
 
 
-@given(texts, st.text(st.characters(exclude_categories=["Cs"])), st.lists(parts(), max_size=4))
-def test_a_plan_reads_back_as_it_was_written(target: str, fingerprint: str, others: list[tuple[Any, ...]]) -> None:
-    unlike = {(one.category, one.batch): one for one in [Choice(), *(Choice(*own) for own in others)]}
-    plan = Plan(target, fingerprint, tuple(unlike.values()))
+numbers = st.floats(0, 1e9)
+figures = st.tuples(st.integers(0, 2**40), *[st.one_of(st.none(), numbers)] * 8)
+goals = st.sampled_from([(None, None), ("latency", None), ("goodput", 25.0), ("throughput", None)])
+
+
+@given(
+    texts,
+    st.text(st.characters(exclude_categories=["Cs"])),
+    st.lists(st.tuples(parts(), st.one_of(st.none(), figures)), max_size=4),
+    goals,
+)
+def test_a_plan_reads_back_as_it_was_written(
+    target: str, fingerprint: str, others: list[tuple[Any, Any]], goal: tuple[Any, Any]
+) -> None:
+    made = [Choice(*own, evidence=None if found is None else Evidence(*found)) for own, found in others]
+    unlike = {(one.category, one.batch, one.temperature): one for one in [*made, Choice()]}
+    plan = Plan(target, fingerprint, tuple(unlike.values()), *goal)
     assert Plan.from_toml(plan.to_toml()) == plan
+
+
+def test_a_plan_of_an_earlier_version_reads_on() -> None:
+    """Choices without a temperature hold at all of them."""
+    old = Plan.from_toml(HEAD + ROW + "drafter = 'lookup'\n" + ROW + "batch = 4\nnum_draft_tokens = 3\ndepth = 3\n")
+    assert old == Plan("smollm2", "abc", (Choice(), Choice(batch=4, num_draft_tokens=3, depth=3)))
+    assert old.choice(batch=9, temperature=1.5).num_draft_tokens == 3
 
 
 def test_files(tmp_path: Path) -> None:
@@ -92,6 +114,16 @@ def test_files(tmp_path: Path) -> None:
 def test_the_choice_for_a_category_and_a_batch(category: str, batch: int, place: int) -> None:
     """Its own before that of all; the largest batch that is reached."""
     assert PLAN.choice(category, batch) is PLAN.choices[place]
+
+
+def test_the_choice_for_a_temperature() -> None:
+    """Of the largest batch reached, that of the highest temperature reached."""
+    plan = Plan("t", "f", (Choice(), Choice(temperature=0.7, depth=3), Choice(batch=4, depth=5)))
+    heats = {heat: plan.choice(temperature=heat).depth for heat in (0.0, 0.69, 0.7, 2.0)}
+    assert heats == {0.0: None, 0.69: None, 0.7: 3, 2.0: 3}
+    assert plan.choice(batch=4, temperature=0.7).depth == 5
+    with pytest.raises(UsageError, match=r"temperature is -1.0; allowed: 0 \(greedy\) or more"):
+        plan.choice(temperature=-1.0)
 
 
 def test_options_are_those_of_generate() -> None:
@@ -145,6 +177,19 @@ REFUSED = [
     (HEAD + ROW + "category = ''\n", "choice 1: category is empty; allowed: a name"),
     (HEAD + ROW + "drafter = ''\n", "choice 1: drafter is empty; allowed: a name"),
     (HEAD + ROW + ROW, "the plan: category 'all' has several choices from batch 1 on; allowed: one for each batch"),
+    (HEAD + ROW + "temperature = -1\n", r"choice 1: temperature is -1.0; allowed: 0 \(greedy\) or more"),
+    (HEAD + ROW + "temperature = nan\n", r"choice 1: temperature is nan; allowed: 0 \(greedy\) or more"),
+    (HEAD + ROW + "temperature = 'hot'\n", "choice 1: temperature is 'hot'; allowed: a number"),
+    (HEAD + ROW + "[choices.evidence]\nspeedup = inf\n", "the plan, choice 1: speedup is inf; allowed: 0 or more"),
+    (HEAD + ROW + "[choices.evidence]\nsped = 1\n", "choice 1, evidence: unknown key 'sped' with value 1; allowed: pr"),
+    (HEAD + ROW + "evidence = 3\n", "choice 1: evidence is 3; allowed: a table"),
+    (HEAD + "goal = 'fame'\n" + ROW, "the plan: goal is 'fame'; allowed: latency, throughput, goodput"),
+    (HEAD + "latency_bound_ms = 0\n" + ROW, "the plan: latency_bound_ms is 0.0; allowed: above 0"),
+    (
+        HEAD + ROW + "temperature = 1\n" + ROW + "temperature = 1.0\n" + ROW,
+        "category 'all' has several choices from batch 1 and temperature 1 on",
+    ),
+    (HEAD + ROW + "temperature = 1\n", "no choice has category 'all' and batch 1; allowed: one that holds where no o"),
     (HEAD + ROW + "category = 'rag'\n", "the plan: no choice has category 'all' and batch 1; allowed: one that holds"),
 ]
 

@@ -10,17 +10,19 @@ import torch
 
 from outpace.decoding.generate import generate
 from outpace.decoding.trace import Logits
+from outpace.drafters.budget import DYNAMIC, Budget
 from outpace.drafters.drafter import Drafter
 from outpace.drafters.lookup import Lookup
 from outpace.drafters.small import Small
 from outpace.errors import UsageError
-from outpace.evaluation.probe import DEPTH, Node, Probe, Record, probe_text, read_probe, write_probe
+from outpace.evaluation.probe import DEPTH, NODES, Node, Probe, Record, probe_text, read_probe, write_probe
 from outpace.evaluation.workloads import Question
 from outpace.models.shape import Shape
 from outpace.models.toy import tiny_config, tiny_tensors
 from outpace.models.transformer import Transformer
+from outpace.verification.coins import Keys
 from outpace.verification.probabilities import Sampling
-from toys import Scripted, dense_logits, must_fail, reference, right_then_wrong
+from toys import Scripted, dense_logits, lively, must_fail, reference, right_then_wrong
 
 ASKED = [Question("a", "x", [5, 6, 7]), Question("b", None, [7, 8, 7, 8, 7, 8, 7])]
 NEW = 12
@@ -121,6 +123,46 @@ def test_a_draft_that_comes_true_is_known_to_its_end(tmp_path: Path, tiny: Trans
         assert probs[inside:] == [None] * (len(probs) - inside) and len(probs) == DEPTH
 
 
+def test_what_is_followed_is_what_the_drafter_says_of_the_text(tmp_path: Path, tiny: Transformer) -> None:
+    """At every position and depth, told all tokens of the text before; the target's own token beside it."""
+    heat, near = 0.5, lively(seed=4, layers=1)
+    found = written(tmp_path / "p.jsonl", tiny, Small(near, tiny), Sampling(heat), seed=5)
+    depths = []
+    for record in found.records[1::3]:
+        text = texts(found)[record.request]
+        for depth, one in enumerate(record.followed or []):
+            token, logits = text[record.start + depth], dense_logits(near, text[: record.start + depth])[-1]
+            same_row(logits, one.row)
+            assert one.prob == pytest.approx(float(logits.softmax(-1)[token]), abs=1e-5)
+            assert one.law == pytest.approx(float((logits / heat).softmax(-1)[token]), abs=1e-5)
+            assert one.rank == int((logits > logits[token]).sum())
+            depths.append(depth)
+        ours = dense_logits(tiny, text[: record.start])[-1]
+        assert record.said is not None and record.said.rank == int((ours > ours[record.token]).sum())
+        assert record.said.law == pytest.approx(float((ours / heat).softmax(-1)[record.token]), abs=1e-5)
+    assert max(depths) == DEPTH - 1
+
+
+def test_a_recorded_tree_is_the_one_that_is_drafted(tmp_path: Path, tiny: Transformer) -> None:
+    """Node by node what the drafter proposes there, with its probabilities; a drafter of chains has none."""
+    drafter = Small(lively(seed=4, layers=1), tiny)
+    found = written(tmp_path / "p.jsonl", tiny, drafter)
+    for record in (found.records[1], found.records[-1]):
+        text = texts(found)[record.request]
+        state = drafter.open(1, len(text) + NODES)
+        drafter.admit(state, [text[: record.start - 1]], None)
+        drafter.commit(state, [[record.last]], None)
+        keys = Keys((0,), (0,), (record.start,), (False,))
+        drawn = drafter.propose(state, Budget([DEPTH], [NODES], DYNAMIC), [GREEDY], keys)
+        nodes = record.trees["top-k:8"]
+        assert [([node.token for node in nodes], [node.parent for node in nodes])] == drawn.tree.to_lists()
+        logits = dense_logits(drafter.model, text[: record.start])[-1]
+        tops = [node for node in nodes if node.parent < 0]
+        assert [node.token for node in tops] == logits.topk(len(tops)).indices.tolist()
+        assert tops[0].draft_prob == pytest.approx(float(logits.softmax(-1).max()), abs=1e-5)
+    assert all(not record.trees for record in written(tmp_path / "q.jsonl", tiny, Lookup()).records)
+
+
 def test_the_same_probe_is_the_same_file(tmp_path: Path, tiny: Transformer, tiny_draft: Transformer) -> None:
     drafter = Small(tiny_draft, tiny)
     files = []
@@ -139,7 +181,15 @@ def test_records_are_read_as_they_were_made(tmp_path: Path, tiny: Transformer, t
         said = texts(found)[place][len(question.ids) :]
         made += probe_text(tiny, drafter, question.ids, said, SAMPLED, 1, place)
     assert found.records == made
-    assert found.header["probe"] == {"depth": 8, "candidates": 16, "seed": 1}
+    assert found.header["probe"] == {
+        "depth": 8,
+        "candidates": 16,
+        "seed": 1,
+        "tree_nodes": 64,
+        "trees": [str(DYNAMIC)],
+        "rates": [],
+        "texts": [{"id": one.key, "category": one.category, "prompt": one.ids, "limit": NEW} for one in ASKED],
+    }
     assert found.header["format_version"] == 1 and found.header["drafter"] == drafter.name
     assert found.header["target"]["fingerprint"] == tiny.fingerprint
     assert found.header["sampling"] == asdict(SAMPLED)

@@ -7,8 +7,6 @@ Two real processes train; as a script this file is one of them:
 
 import json
 import os
-import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ from outpace.models.weights import save_tensors
 from outpace.training.checkpoint import checkpoints
 from outpace.training.ledger import read_ledger
 from outpace.training.trainer import Trainer
+from together import in_two
 from toys import must_fail
 
 LONGEST = max(map(len, samples_of(6)))
@@ -116,32 +115,8 @@ class Both:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
-    if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
-        pytest.skip("this build of torch has no gloo, by which processes on CPUs talk to each other")
     root = tmp_path_factory.mktemp("both")
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    shared = {
-        "PYTHONPATH": str(Path(__file__).parents[1]),
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-        "ACCELERATE_USE_CPU": "true",
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(root)],
-            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(2)
-    ]
-    try:
-        assert [process.wait(180) for process in processes] == [0, 0]
-    finally:
-        for process in processes:
-            process.kill()
+    in_two(__file__, root)
     return Both(root)
 
 

@@ -21,7 +21,8 @@ from outpace.training.batch import Batch
 from outpace.training.eagle3 import Eagle3Lesson
 from outpace.training.features import Features, online
 from outpace.training.losses import LOSSES
-from outpace.training.recipe import PRECISIONS, Recipe
+from outpace.training.ranges import PRECISIONS
+from outpace.training.recipe import Recipe
 from outpace.training.trainer import Trainer
 from outpace.training.unroll import unroll
 from toys import must_fail

@@ -25,7 +25,8 @@ from outpace.training.features import online
 from outpace.training.masks import Sample
 from outpace.training.medusa import MedusaLesson
 from outpace.training.parallel import new_heads, weights_of
-from outpace.training.recipe import HARD, MedusaTraining, Recipe
+from outpace.training.ranges import HARD
+from outpace.training.recipe import MedusaTraining, Recipe
 from outpace.training.teacher import Teacher
 from outpace.training.trainer import Report, Trainer
 from pupils import NEW, answers_of, model_folder, opened

@@ -24,7 +24,7 @@ from outpace.training.counts import StepCounts, standing
 from outpace.training.distil import over_the_vocabulary, over_the_vocabulary_plain
 from outpace.training.losses import LOSSES, weighted_loss_plain
 from outpace.training.parallel import new_heads, ranks_of, speak, weights_of
-from outpace.training.recipe import HARD
+from outpace.training.ranges import HARD
 from outpace.training.teacher import Teacher
 from outpace.training.unroll import Unrolled
 from toys import must_fail
@@ -194,8 +194,8 @@ HONEST, SPOKEN = over_the_vocabulary, parallel.spoken_of
 def beside(by: int) -> Callable[..., Any]:
     """The law of the place beside: each head is taught what the target says one place on, or back."""
 
-    def fault(loss: str, hidden: Tensor, rows: Tensor, teacher: Teacher, last: Tensor, sums: Tensor, *more: Any) -> Any:
-        return HONEST(loss, hidden, rows, teacher, last.roll(by, 0), sums.roll(by), *more)
+    def fault(loss: str, hidden: Tensor, rows: Tensor, teacher: Any, last: Tensor, sums: Tensor, **more: Any) -> Any:
+        return HONEST(loss, hidden, rows, teacher, last.roll(by, 0), sums.roll(by), **more)
 
     return fault
 

@@ -1,15 +1,18 @@
 """What is made once is made by the first process; the others are given the same, or the same error."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest.mock import create_autospec
 
 import pytest
 from accelerate import Accelerator
+from accelerate.utils import DistributedType
 
+from lessons import trainer_of
 from outpace.errors import UsageError, WeightsError
 from outpace.training import processes as module
-from outpace.training.processes import PATIENCE, made_once, processes
+from outpace.training.processes import PATIENCE, SHARDED, made_once, processes, require_whole
 from toys import must_fail
 
 
@@ -77,3 +80,23 @@ def test_one_process_alone() -> None:
 def test_they_are_patient() -> None:
     """Answers may take days; the usual ten minutes would end the others."""
     assert PATIENCE.days >= 7
+
+
+def divided(kind: DistributedType) -> Any:
+    return create_autospec(Accelerator, instance=True, distributed_type=kind)
+
+
+@pytest.mark.parametrize("kind", sorted(SHARDED), ids=lambda kind: kind.value)
+def test_a_pupil_in_parts_is_refused(kind: DistributedType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the trainer and before any data is read: Muon needs whole matrices, checkpoints whole pupils."""
+    message = rf"the processes divide the weights among them \({kind.value}\); allowed: the whole pupil in each \(DDP\)"
+    with pytest.raises(UsageError, match=message):
+        trainer_of(tmp_path, accelerator=divided(kind), optimiser="muon")
+    monkeypatch.setattr(module, "Accelerator", lambda **told: divided(kind))
+    with pytest.raises(UsageError, match=message):
+        processes()
+
+
+@pytest.mark.parametrize("kind", sorted(set(DistributedType) - SHARDED), ids=lambda kind: kind.value)
+def test_a_whole_pupil_in_each_is_not(kind: DistributedType) -> None:
+    require_whole(divided(kind))

@@ -49,6 +49,7 @@ def test_every_value_is_read() -> None:
         ("[train]\nbetas = [0.9]", r"betas is \(0.9,\); allowed: two numbers from 0 to below 1"),
         ('[train]\nloss = "mse"', "loss is 'mse'; allowed: one of cross-entropy, forward-kl"),
         ('[train]\nschedule = "step"', "schedule is 'step'; allowed: one of cosine, linear, constant"),
+        ("[train]\nmuon_factor = 4", "muon_factor is 4.0 and optimiser 'adamw'; allowed: muon_factor of 'muon'"),
         ('[train]\nprecision = "fp16"', "precision is 'fp16'; allowed: one of bf16, fp32"),
         ("[data]\nheld_out = 1", "held_out is 1.0; allowed: 0 up to, not including, 1"),
         ('[data]\nprompts = "a"', "prompts is 'a'; allowed: a list, each a string"),
@@ -99,7 +100,8 @@ def test_a_change_is_checked_like_the_file() -> None:
 
 def test_every_number_has_a_range() -> None:
     """A field that nobody gave a range would take any number."""
-    from outpace.training.recipe import _RANGES, METHODS
+    from outpace.training.ranges import RANGES
+    from outpace.training.recipe import METHODS
 
     numbers = {
         one.name
@@ -108,7 +110,7 @@ def test_every_number_has_a_range() -> None:
         for one in fields(table)
         if any(kind in str(one.type) for kind in ("int", "float"))
     }
-    assert numbers <= set(_RANGES)
+    assert numbers <= set(RANGES)
 
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))

@@ -9,16 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outpace.training.losses import LOSSES
-from outpace.training.recipe import (
-    FEATURES,
-    OPTIMISERS,
-    SCHEDULES,
-    Data,
-    HeadSettings,
-    Recipe,
-    TrainSettings,
-    WalkSettings,
-)
+from outpace.training.ranges import FACTOR, FEATURES, MUON, OPTIMISERS, SCHEDULES
+from outpace.training.recipe import Data, HeadSettings, Recipe, TrainSettings, WalkSettings
 from toys import must_fail
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
@@ -61,6 +53,7 @@ def is_read_as_the_same(recipe: Recipe) -> None:
 @given(WORDS, st.fixed_dictionaries(HEADS), st.fixed_dictionaries(DATA), st.fixed_dictionaries(TRAIN), SIZES)
 def test_it_is_read_as_the_same(target: str, head: Any, data: Any, train: Any, depth: int | None) -> None:
     walk = WalkSettings(depth=depth)
+    train |= {} if train["optimiser"] == MUON else {"muon_factor": FACTOR}
     is_read_as_the_same(
         Recipe(HeadSettings(**head), target=target, data=Data(**data), train=TrainSettings(**train), walk=walk)
     )

@@ -37,7 +37,8 @@ from outpace.training.course import Course, prepare, run
 from outpace.training.ledger import read_ledger
 from outpace.training.medusa import Medusa as Method
 from outpace.training.parallel import ranks_of
-from outpace.training.recipe import HARD, MedusaSettings, MedusaTraining, Recipe
+from outpace.training.ranges import HARD
+from outpace.training.recipe import MedusaSettings, MedusaTraining, Recipe
 from outpace.training.rounds import Walked
 from outpace.verification.expectation import chain_tokens, tree_tokens
 from outpace.verification.shape import StaticShape, static_tree

@@ -10,10 +10,13 @@ import typer
 
 from outpace.cli.bench import bench
 from outpace.cli.check import check
+from outpace.cli.emit import emit
 from outpace.cli.export import export
 from outpace.cli.generate import generate
 from outpace.cli.pull import pull
+from outpace.cli.report import report
 from outpace.cli.train import distil, eagle1, eagle3, medusa
+from outpace.cli.tune import tune
 from outpace.errors import OutpaceError
 
 Given = ParamSpec("Given")
@@ -48,7 +51,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     rich_markup_mode=None,
 )
-for verb in (bench, check, export, generate, pull):
+for verb in (bench, check, emit, export, generate, pull, report, tune):
     app.command()(guarded(verb))
 
 methods = typer.Typer(help="Teach a drafter what its target says.", no_args_is_help=True, rich_markup_mode=None)

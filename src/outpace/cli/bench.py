@@ -3,29 +3,33 @@
 Knows nothing of how it is measured; parses, calls, prints.
 """
 
-import json
-import re
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
+from inspect import signature
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
+from outpace.cli.bench_endpoint import APIS, Servers, bench_endpoint, refuse_others
+from outpace.cli.bench_load import concurrencies, load_table, loaded, settings_of
+from outpace.cli.bench_show import by_setting, number, show
 from outpace.cli.generate import Lane, Model, Planned, Trust
-from outpace.cli.pair import DRAFTERS, Models, chosen, draft_tokens, passed_over
+from outpace.cli.pair import DRAFTERS, Models, chosen, draft_tokens, passed_over, seconds
 from outpace.cli.pull import progress_bar
 from outpace.decoding.options import check
-from outpace.decoding.plan import NONE, Choice, PlanOptions
+from outpace.decoding.plan import NONE, Choice, Plan, PlanOptions
+from outpace.decoding.prompts import Entry
 from outpace.drafters.budget import TREES
 from outpace.drafters.drafter import Drafter
 from outpace.errors import UsageError
 from outpace.evaluation.benchmark import Protocol, Setting, grouped, measure
+from outpace.evaluation.load import BUDGET, ROUNDS
+from outpace.evaluation.load_outcome import LoadRow, load_findings
 from outpace.evaluation.machine import machine, versions
 from outpace.evaluation.outcome import Row, findings, named, parted, rows, verdict
 from outpace.evaluation.probe import DEPTH, write_probe
@@ -37,9 +41,7 @@ from outpace.models.target import Target
 from outpace.verification.probabilities import Sampling
 
 FORMAT_VERSION = 1
-WIDTH = 110  # of the table, at least
 DRAFTING = ("tokens\na forward", "drafts\naccepted", "turns with\nno draft", "near-ties\nper 1,000")
-SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
 HOW = (
     "drafted and plain decoding interleaved prompt by prompt; wall time of generate, prefill included; medians of "
     "repeats, then over prompts, or over groups of prompts where several are decoded at once; speed-ups are ratios of "
@@ -59,6 +61,25 @@ Heats = Annotated[
     list[float] | None, typer.Option(metavar="NUMBER", help="0, the default, is greedy; may be repeated.")
 ]
 Kinds = Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only these prompts; may be repeated.")]
+Loads = Annotated[
+    str,
+    typer.Option(
+        "--concurrency",
+        "--batch-size",
+        metavar="N[,N...]",
+        help="Prompts decoded at once; several numbers, such as 1,2,4,8,16, show where drafting stops paying.",
+    ),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Measure this OpenAI-compatible server; the key is read from OPENAI_API_KEY."),
+]
+
+Other = Annotated[str | None, typer.Option(metavar="URL", help="A plain server to compare it to.")]
+Patience = Annotated[str, typer.Option(help="Without a token for so long, an answer of a server has failed.")]
+Probed = Annotated[
+    Path | None, typer.Option(help="Measure nothing: draft at every position of plain texts, into this trace.")
+]
 
 
 def bench(
@@ -82,43 +103,80 @@ def bench(
     prompts: Annotated[Path | None, typer.Option(help="Your prompts, JSON lines; ours by default.")] = None,
     category: Kinds = None,
     per_category: Annotated[int | None, typer.Option(help="At most so many prompts of each category.")] = None,
-    concurrency: Annotated[int, typer.Option("--concurrency", "--batch-size", help="Prompts decoded at once.")] = 1,
-    budget: Annotated[str | None, typer.Option(help="Time to measure in: 90s, 1h; 3m by default.")] = None,
-    repeats: Annotated[int | None, typer.Option(help="Passes over the prompts, 3 if the budget has room.")] = None,
-    probe: Annotated[
-        Path | None, typer.Option(help="Measure nothing: draft at every position of plain texts, into this trace.")
-    ] = None,
+    concurrency: Loads = "1",
+    budget: Annotated[str | None, typer.Option(help="Time to measure in: 90s, 1h; 3m, or 15m for loads.")] = None,
+    repeats: Annotated[int | None, typer.Option(help="Passes over the prompts, 3; or rounds of a load, 5.")] = None,
+    probe: Probed = None,
+    endpoint: Address = None,
+    baseline_endpoint: Other = None,
+    model: Annotated[str | None, typer.Option(help="Its name there; needed where several are served.")] = None,
+    api: Annotated[str, typer.Option(help=f"Of the server: {APIS}.")] = "chat",
+    timeout: Patience = "60s",
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
-    """Measure drafted beside plain decoding, on your prompts or ours.
+    """Measure drafted beside plain decoding, on your prompts or ours; or a server, or two of them.
 
-    Exit code 1 where drafting is slower, a text is not the plain one, or a prompt does not fit the context.
+    Exit code 1 where drafting is slower, a text is not the plain one, a prompt does not fit, or a request failed.
 
     Example: outpace bench --prompts mine.jsonl --num-draft-tokens 4 --budget 5m
     """
+    flags = dict(locals())  # by their names, before anything else has one
+    refuse_others({name for name, value in flags.items() if value != signature(bench).parameters[name].default})
     given = {"draft": draft, "num-draft-tokens": num_draft_tokens, "tree": tree, "depth": depth, "rule": rule}
-    choice, planned = (None, None) if plan is None else chosen(plan, given, category, concurrency)
-    guesser = draft if choice is None else choice.drafter
+    levels, load = concurrencies(concurrency), "," in concurrency or endpoint is not None
+    passes = (ROUNDS if load else 3) if repeats is None else repeats
+    limit = seconds("budget", (BUDGET if load else "3m") if budget is None else budget)
+    protocol = Protocol(limit, passes, levels[0], max_new_tokens, top_k, top_p, min_p, seed)
+    heats, entries = temperature or [0.0], partial(workload, prompts, category or (), per_category)
+    if endpoint is not None:
+        servers = Servers(endpoint, baseline_endpoint, model, api, seconds("timeout", timeout))
+        return bench_endpoint(servers, entries(), levels, protocol, heats, prompts, json_output)
     if probe is not None:
         _refuse(num_draft_tokens=num_draft_tokens, tree=tree, depth=depth, rule=rule, budget=budget, repeats=repeats)
-        _refuse(plan=plan, temperature=temperature, concurrency=None if concurrency == 1 else concurrency)
-    seconds, passes = _seconds("3m" if budget is None else budget), 3 if repeats is None else repeats
-    protocol = Protocol(seconds, passes, concurrency, max_new_tokens, top_k, top_p, min_p, seed)
-    settings = _settings(choice, given, temperature or [0.0], protocol)
+        _refuse(plan=plan, temperature=temperature, concurrency=None if levels == [1] else concurrency)
+    plans = {one: chosen(plan, given, category, one, heats[0]) if plan else (None, None) for one in levels}
+    choices = {level: choice for level, (choice, _) in plans.items()}
+    settings, notes = settings_of(choices, lambda choice: _settings(choice, given, heats, protocol))
+    choice, planned = plans[next(iter(settings))]
     models = Models(target, dtype, device, lane, trust_remote_code)
-    entries = workload(prompts, category or (), per_category)
+    work = _Work(models, choice.drafter if choice else draft, planned, entries(), settings, protocol, probe, load)
+    notes += passed_over(planned, choice, [one.category for one in work.entries])
+    _report(work, prompts, plan, notes, json_output)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is to be measured, with whom."""
+
+    models: Models
+    guesser: str | None
+    planned: Plan | None
+    entries: list[Entry]
+    settings: dict[int, list[Setting]]
+    protocol: Protocol
+    probe: Path | None
+    load: bool
+
+
+def _report(work: _Work, prompts: Path | None, plan: Path | None, notes: list[str], json_output: bool) -> None:
+    protocol = work.protocol
     with progress_bar() as progress:
-        model = models.decider(progress, planned)
-        drafter = models.guesser(guesser, model)
-        asked, skipped = questions(entries, model)
-        if probe is None:
-            found, shown, notes = _measured(model, drafter, asked, settings, protocol, progress)
+        model = work.models.decider(progress, work.planned)
+        drafter = work.models.guesser(work.guesser, model)
+        asked, skipped = questions(work.entries, model)
+        settings = next(iter(work.settings.values()))
+        shown: list[Row] = []
+        under_load: list[LoadRow] = []
+        if work.probe is not None:
+            found, noted = _probed(model, drafter, asked, settings[0], protocol, work.probe, progress)
+        elif work.load:
+            found, under_load, noted = loaded(model, drafter, asked, work.settings, protocol, progress)
         else:
-            found, shown, notes = _probed(model, drafter, asked, settings[0], protocol, probe, progress)
-    said = findings(shown, skipped, model.max_positions)
+            found, shown, noted = _measured(model, drafter, asked, settings, protocol, progress)
+    said = findings(shown, skipped, model.max_positions) + load_findings(under_load)
     found |= {"skipped": [asdict(one) for one in skipped], "findings": said}
-    over = passed_over(planned, choice, [one.category for one in entries])
-    _show(_document(model, drafter, prompts, plan, found), shown, [*notes, *over, *said], json_output)
+    tables = [load_table(part) for part in by_setting(under_load)] + [table(part) for part in by_setting(shown)]
+    show(_document(model, drafter, prompts, plan, found), tables, [*noted, *notes, *said], json_output)
     if said:
         raise typer.Exit(1)
 
@@ -183,13 +241,13 @@ def _probed(
     protocol: Protocol,
     path: Path,
     progress: Progress,
-) -> tuple[dict[str, Any], list[Row], list[str]]:
+) -> tuple[dict[str, Any], list[str]]:
     law = Sampling(setting.temperature, protocol.top_k, protocol.top_p, protocol.min_p)
     tokens, seed = protocol.max_new_tokens, protocol.seed or 0
     count = write_probe(path, model, drafter, asked, sampling=law, max_new_tokens=tokens, seed=seed, progress=progress)
     wrote = {"path": str(path), "texts": len(asked), "positions": count, "depth": DEPTH, "seed": seed}
     found = {"protocol": asdict(law) | {"max_new_tokens": tokens}, "results": [], "probe": wrote}
-    return found, [], [f"{count} positions of {len(asked)} texts probed: {path}"]
+    return found, [f"{count} positions of {len(asked)} texts probed: {path}"]
 
 
 def _document(
@@ -209,20 +267,6 @@ def _document(
     return top | found | {"protocol": about | found["protocol"]}
 
 
-def _show(whole: dict[str, Any], shown: Sequence[Row], notes: Sequence[str], json_output: bool) -> None:
-    errors = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-    screen = Console(width=max(WIDTH, Console().width), highlight=False, markup=False)
-    if json_output:
-        sys.stdout.write(json.dumps(whole, indent=2) + "\n")
-    else:
-        for name in dict.fromkeys(map(named, shown)):
-            screen.print(table([row for row in shown if named(row) == name]))
-    for note in notes:
-        errors.print(note)
-    if not json_output and "verdict" in whole:
-        screen.print(whole["verdict"], style="bold", soft_wrap=True)
-
-
 def table(shown: Sequence[Row]) -> Table:
     """One setting's rows for people: what came of it, and in words."""
     whole = shown[-1]
@@ -240,16 +284,12 @@ def table(shown: Sequence[Row]) -> Table:
             f"{row.tokens_per_second:.1f}",
             row.figure,
             row.words,
-            _number(row.tau, ".2f"),
-            _number(row.acceptance, ".0%"),
-            _number(row.plain_turn_share, ".0%"),
-            _number(row.near_ties_per_1000, ".2g"),
+            number(row.tau, ".2f"),
+            number(row.acceptance, ".0%"),
+            number(row.plain_turn_share, ".0%"),
+            number(row.near_ties_per_1000, ".2g"),
         )
     return drawn
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
 
 
 def _refuse(**given: Any) -> None:
@@ -259,10 +299,3 @@ def _refuse(**given: Any) -> None:
             continue
         allowed = "one temperature" if name == "temperature" else f"no {name}"
         raise UsageError(f"{name} is {value} beside a probe; allowed there: {allowed}")
-
-
-def _seconds(given: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", given)
-    if match is None:
-        raise UsageError(f"budget is {given!r}; allowed: a number of seconds, or one with s, m or h, such as 3m")
-    return float(match[1]) * SECONDS[match[2]]

@@ -16,12 +16,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from outpace.cli.pair import DRAFTERS, Models, chosen, passed_over
+from outpace.cli.pair import DRAFTERS, Models, chosen, parted
 from outpace.cli.pull import progress_bar
 from outpace.decoding.generate import Piece, Result, stream
-from outpace.decoding.jobs import BATCH_SIZE, Outcome, answer, as_record, record
+from outpace.decoding.jobs import BATCH_SIZE, Outcome, answer, as_record, record, settings
 from outpace.decoding.options import Options, check, costs_of
-from outpace.decoding.plan import NONE, Plan
+from outpace.decoding.plan import NONE, Choice, Plan
 from outpace.decoding.prompts import Entry, in_category, read_prompts
 from outpace.drafters.budget import TREES
 from outpace.drafters.drafter import Drafter
@@ -104,25 +104,24 @@ def generate(
 
     Example: outpace generate "Explain speculative decoding in two sentences."
     """
-    limit = None if max_new_tokens == -1 else max_new_tokens
     law: Options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
     given = {"draft": draft, "num-draft-tokens": num_draft_tokens, "tree": tree, "depth": depth, "rule": rule}
-    choice, planned = chosen(plan, given, category, batch_size or (1 if prompts is None else BATCH_SIZE))
+    alone = batch_size or (1 if prompts is None else BATCH_SIZE)
+    choice, planned = chosen(plan, given, category, alone, temperature)
     models = Models(target, dtype, device, lane, trust_remote_code)
     changes = _changes(repetition_penalty, presence_penalty, frequency_penalty, logit_bias, bad_word, min_new_tokens)
-    length: Options = {"max_new_tokens": limit, "stop": stop or (), "raw": raw, "trace": trace}
-    options: Options = {**law, **choice.options, **changes, **length, "batch_size": batch_size}
-    check(options)
+    limit = None if max_new_tokens == -1 else max_new_tokens
+    length: Options = {"max_new_tokens": limit, "batch_size": batch_size, "stop": stop or (), "raw": raw}
+    shared: Options = {**law, **changes, **length, "trace": trace}
+    check({**shared, **choice.options})
     _check_source(prompt, prompts, {"category": category, "batch-size": batch_size, "output": output}, trace)
     if prompts is not None:
         entries = _entries(prompts, category)
-        for note in passed_over(planned, choice, [entry.category for entry in entries]):
-            typer.echo(f"outpace: {note}", err=True)
-        pair = _open(models, choice.drafter, planned, options, _at_once(entries, batch_size))
-        _all(*pair, entries, output, options, json_output)
+        parts = [(choice, entries)] if planned is None else parted(planned, entries, alone, temperature)
+        _all(*_jobs(models, planned, parts, shared), output, json_output)
     elif prompt is not None:
-        pair = _open(models, choice.drafter, planned, options, 1)
-        _one(*pair, sys.stdin.read() if prompt == "-" else prompt, options, json_output)
+        model, [(drafter, _, options)], _ = _jobs(models, planned, [(choice, [])], shared)
+        _one(model, drafter, sys.stdin.read() if prompt == "-" else prompt, options, json_output)
 
 
 def _one(target: Target, drafter: Drafter | None, prompt: str, options: Options, json_output: bool) -> None:
@@ -143,27 +142,28 @@ def _one(target: Target, drafter: Drafter | None, prompt: str, options: Options,
         Console(stderr=True, highlight=False, soft_wrap=True).print(Text(summary(result), style="dim"))
 
 
+_Job = tuple[Drafter | None, list[Entry], Options]
+"""Prompts that are decoded in one way."""
+
+
 def _all(
-    target: Target,
-    drafter: Drafter | None,
-    entries: Sequence[Entry],
-    output: Path | None,
-    options: Options,
-    json_output: bool,
+    target: Target, jobs: Sequence[_Job], begun: dict[str, Any] | None, output: Path | None, json_output: bool
 ) -> None:
     """Answer a file: to the output file, or as lines on stdout; a prompt without an answer makes the exit code 1."""
     begin = time.perf_counter()
     ended: list[Outcome] = []
     lines = output is None and not json_output
-    with _bar(len(entries), hidden=lines and sys.stdout.isatty()) as (console, step, told):
-        for outcome in answer(target, drafter, entries, output=output, told=told, **options):
-            ended.append(outcome)
-            if outcome.reason is not None:
-                console.print(Text(f"outpace: {outcome.entry.called}: {outcome.reason}; {_fate(outcome)}"))
-            elif lines:
-                sys.stdout.write(json.dumps(record(outcome), ensure_ascii=False) + "\n")
-                sys.stdout.flush()
-            step()
+    total = sum(len(entries) for _, entries, _ in jobs)
+    with _bar(total, hidden=lines and sys.stdout.isatty()) as (console, step, told):
+        for drafter, entries, options in jobs:
+            for outcome in answer(target, drafter, entries, output=output, told=told, begun_with=begun, **options):
+                ended.append(outcome)
+                if outcome.reason is not None:
+                    console.print(Text(f"outpace: {outcome.entry.called}: {outcome.reason}; {_fate(outcome)}"))
+                elif lines:
+                    sys.stdout.write(json.dumps(record(outcome), ensure_ascii=False) + "\n")
+                    sys.stdout.flush()
+                step()
     whole = job_document(ended, output, time.perf_counter() - begin)
     if json_output:
         _print(whole)
@@ -265,10 +265,6 @@ def _fate(outcome: Outcome) -> str:
     return "skipped" if outcome.status == "too long" else "failed"
 
 
-def _at_once(entries: Sequence[Entry], batch_size: int | None) -> int:
-    return max(1, min(len(entries), batch_size or BATCH_SIZE))
-
-
 def _entries(path: Path, categories: list[str] | None) -> list[Entry]:
     entries = read_prompts(path)
     if not categories:
@@ -316,13 +312,29 @@ def _biases(given: Sequence[str]) -> dict[int, float] | None:
     return biases or None
 
 
-def _open(
-    models: Models, draft: str, plan: Plan | None, options: Options, requests: int
-) -> tuple[Target, Drafter | None]:
-    """The pair, and where drafts are chosen by what turns cost here, that measured, all behind one bar."""
+def _jobs(
+    models: Models, plan: Plan | None, parts: Sequence[tuple[Choice, list[Entry]]], shared: Options
+) -> tuple[Target, list[_Job], dict[str, Any] | None]:
+    """The target, and each part with who drafts; behind one bar, what turns cost where drafts are chosen by that.
+
+    Last, what the output file of a plan says of itself: all of its choices, as any of them may be asked for.
+    """
+    jobs: list[_Job] = []
+    for choice, _ in parts:
+        check({**shared, **choice.options})
     with progress_bar() as progress:
-        model = models.decider(progress, plan)
-        drafter = None if draft == NONE else models.guesser(draft, model)
-        if drafter is not None and options.get("num_draft_tokens") == "auto" and model.can_rewind:
-            costs_of(model, drafter, options, requests, progress)
-    return model, drafter
+        model, opened = models.decider(progress, plan), dict[str, Drafter]()
+        for choice, entries in parts:
+            if choice.drafter != NONE and choice.drafter not in opened:
+                opened[choice.drafter] = models.guesser(choice.drafter, model)
+            drafter = opened.get(choice.drafter)
+            options: Options = {**shared, **choice.options}
+            if drafter is not None and choice.options["num_draft_tokens"] == "auto" and model.can_rewind:
+                at_once = max(1, min(len(entries), shared.get("batch_size") or BATCH_SIZE))
+                costs_of(model, drafter, options, at_once, progress)
+            jobs.append((drafter, entries, options))
+    if plan is None:
+        return model, jobs, None
+    choices = [{"category": one.category, "batch": one.batch, "temperature": one.temperature} for one in plan.choices]
+    ways = [{"drafter": one.drafter, **one.options} for one in plan.choices]
+    return model, jobs, settings(model, None, shared) | {"plan": [a | b for a, b in zip(choices, ways, strict=True)]}

@@ -3,12 +3,14 @@
 Knows nothing of verbs. Flags that contradict each other are refused before a model is opened.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from outpace.decoding.plan import ALL, NONE, Choice, Plan
+from outpace.decoding.prompts import Entry
 from outpace.drafters.drafter import Drafter
 from outpace.drafters.load import AUTO, load_drafter
 from outpace.errors import UsageError
@@ -55,7 +57,11 @@ class Models:
 
 
 def chosen(
-    path: Path | None, given: Mapping[str, Any], categories: Sequence[str] | None, batch: int
+    path: Path | None,
+    given: Mapping[str, Any],
+    categories: Sequence[str] | None,
+    batch: int,
+    temperature: float = 0.0,
 ) -> tuple[Choice, Plan | None]:
     """What to do, and the plan that says so, if one does.
 
@@ -64,6 +70,7 @@ def chosen(
         given: the flags of drafting by name, None where one was left out.
         categories: what ``--category`` names; one alone has the plan's choice for it, several have that for all.
         batch: prompts at once.
+        temperature: of the texts.
 
     Raises:
         UsageError: a flag and a plan, or a flag that shapes drafts and ``--draft none``; or as for ``Plan``.
@@ -74,7 +81,27 @@ def chosen(
     if said:
         raise UsageError(f"--plan and --{said[0]} were given; allowed: one of them")
     plan = Plan.read(path)
-    return plan.choice(categories[0] if categories and len(categories) == 1 else ALL, batch), plan
+    return plan.choice(categories[0] if categories and len(categories) == 1 else ALL, batch, temperature), plan
+
+
+def parted(plan: Plan, entries: Sequence[Entry], batch: int, temperature: float) -> list[tuple[Choice, list[Entry]]]:
+    """Prompts by what the plan does with them, those of one way together.
+
+    Args:
+        plan: what says so, by category, by how many are decoded at once, and by temperature.
+        entries: the prompts; one without a category is one of all.
+        batch: how many are decoded at once, where there are as many of a kind.
+        temperature: of the texts.
+    """
+    kinds: dict[str, list[Entry]] = {}
+    for entry in entries:
+        kinds.setdefault(entry.category or ALL, []).append(entry)
+    ways: dict[Choice, list[Entry]] = {}
+    for name, own in kinds.items():
+        choice = plan.choice(name, min(batch, len(own)), temperature)
+        way = Choice(drafter=choice.drafter, **choice.options)
+        ways.setdefault(way, []).extend(own)
+    return list(ways.items())
 
 
 def passed_over(plan: Plan | None, choice: Choice | None, categories: Iterable[str | None]) -> list[str]:
@@ -100,6 +127,18 @@ def draft_tokens(given: str | None) -> int | Literal["auto"]:
         return int(given)
     except ValueError:
         raise UsageError(f"num_draft_tokens is {given!r}; allowed: auto, or a number from 0 on") from None
+
+
+def seconds(name: str, given: str) -> float:
+    """A time as a flag has it.
+
+    Raises:
+        UsageError: it is none.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", given)
+    if match is None:
+        raise UsageError(f"{name} is {given!r}; allowed: a number of seconds, or one with s, m or h, such as 3m")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 def _said(given: Mapping[str, Any]) -> Choice:

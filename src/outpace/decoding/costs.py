@@ -51,6 +51,10 @@ class CostTable:
         cells: milliseconds by (batch, length of the context); never decreasing in the rows.
         machine: where they were measured.
         spread: how far the rounds disagreed: the median distance from the median, as a share of it, of the worst size.
+        trees: milliseconds a drafting turn and a draft step by the branching's name and the batch, for drafts that
+            branch otherwise than those of ``cells``.
+        read: milliseconds to read one token of a prompt, plainly and with the drafter; 0 where nobody measured it.
+        assumed: the numbers that the table was computed from; empty for a measured one.
 
     Raises:
         UsageError: there is no cell.
@@ -59,10 +63,77 @@ class CostTable:
     cells: Mapping[tuple[int, int], TurnCosts]
     machine: Mapping[str, Any] = field(default_factory=dict)
     spread: float = 0.0
+    trees: Mapping[str, Mapping[int, tuple[float, float]]] = field(default_factory=dict)
+    read: tuple[float, float] = (0.0, 0.0)
+    assumed: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.cells:
             raise UsageError("a cost table has no cell; allowed: one or more, by batch and context")
+
+    def for_tree(self, branching: Branching) -> "CostTable":
+        """The table with the draft costs of such drafts, where these were measured apart; else the table itself."""
+        found = self.trees.get(str(branching))
+        if found is None:
+            return self
+        cells = {
+            place: costs if place[0] not in found else TurnCosts(costs.verify, found[place[0]][1], found[place[0]][0])
+            for place, costs in self.cells.items()
+        }
+        return replace(self, cells=cells)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; ``from_json`` reads it back to the last digit."""
+        cells = [
+            {
+                "batch": batch,
+                "context": context,
+                "verify": {str(rows): ms for rows, ms in costs.verify.items()},
+                "draft_step": costs.draft_step,
+                "draft_turn": costs.draft_turn,
+            }
+            for (batch, context), costs in self.cells.items()
+        ]
+        trees = [
+            {"tree": tree, "batch": batch, "draft_turn": turn, "draft_step": step}
+            for tree, batches in self.trees.items()
+            for batch, (turn, step) in batches.items()
+        ]
+        return {
+            "format_version": FORMAT_VERSION,
+            "machine": dict(self.machine),
+            "assumed": dict(self.assumed),
+            "spread": self.spread,
+            "read": list(self.read),
+            "cells": cells,
+            "trees": trees,
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> "CostTable":
+        """The inverse of ``to_json``.
+
+        Raises:
+            UsageError, ValueError, LookupError, TypeError, AttributeError: it is no such document.
+        """
+        if document["format_version"] != FORMAT_VERSION:
+            raise UsageError(f"format_version is {document['format_version']!r}; allowed: {FORMAT_VERSION}")
+        cells = {
+            (int(cell["batch"]), int(cell["context"])): TurnCosts(
+                {int(rows): float(ms) for rows, ms in cell["verify"].items()},
+                float(cell["draft_step"]),
+                float(cell["draft_turn"]),
+            )
+            for cell in document["cells"]
+        }
+        trees: dict[str, dict[int, tuple[float, float]]] = {}
+        for one in document.get("trees", ()):
+            costs = float(one["draft_turn"]), float(one["draft_step"])
+            trees.setdefault(str(one["tree"]), {})[int(one["batch"])] = costs
+        plainly, drafting = map(float, document.get("read", (0.0, 0.0)))
+        assumed = {name: float(value) for name, value in document.get("assumed", {}).items()}
+        spread = float(document["spread"])
+        return cls(cells, dict(document["machine"]), spread, trees, (plainly, drafting), assumed)
 
     def at(self, batch: int, context: int, rows: int) -> TurnCosts:
         """Costs of every size from 1 to ``rows``, between what was measured by straight lines.
@@ -201,21 +272,27 @@ def measure(
     drafter: Drafter | None,
     conditions: Conditions,
     *,
+    batches: Sequence[int] = (),
+    contexts: Sequence[int] = CONTEXTS,
     seconds: float = SECONDS,
     progress: Progress = silent,
 ) -> CostTable:
-    """Time turns of this batch and of a single sequence, by size; medians of interleaved rounds.
+    """Time turns by size, batch and context; medians of interleaved rounds.
 
-    The short context is always measured, with three rounds at least; more rounds, and longer contexts, are taken as far
-    as ``seconds`` reach.
+    The shortest context is always measured, with three rounds at least; more rounds, and longer contexts, are taken as
+    far as ``seconds`` reach.
 
-    Args: as for ``cost_table``, which keeps what it measured.
+    Args:
+        target, drafter, conditions: as for ``cost_table``, which keeps what it measured.
+        batches: sequences at once; a single one and those of the conditions, where none are given.
+        contexts: tokens that each text has; shorter where the target's context is.
     """
     deadline = time.perf_counter() + seconds
     longest = target.max_positions - 1
     sizes = [size for size in SIZES if size <= min(conditions.size, max(1, longest))]
-    contexts = sorted({max(1, min(context, longest - sizes[-1])) for context in CONTEXTS})
-    places = [(count, context) for context in contexts for count in sorted({1, conditions.batch})]
+    contexts = sorted({max(1, min(context, longest - sizes[-1])) for context in contexts})
+    batches = sorted({*batches} or {1, conditions.batch})
+    places = [(count, context) for context in contexts for count in batches]
     law = conditions.sampling, conditions.seeded
     cells: dict[tuple[int, int], TurnCosts] = {}
     spread = 0.0
@@ -240,7 +317,7 @@ def measure(
             turn, step = 0.0, 0.0
             if drafter is not None:
                 bench = Bench(target, drafter, count, context, sizes[-1], *law, conditions.branching)
-                turn, step = _draft_costs(bench, sizes[-1] - 1, until + share)
+                turn, step = draft_costs(bench, sizes[-1] - 1, until + share)
         else:
             turn, step = first.draft_turn, first.draft_step
         cells[count, context] = TurnCosts(verify, step, turn)
@@ -248,7 +325,7 @@ def measure(
     return CostTable(cells, _machine(target), spread)
 
 
-def _draft_costs(bench: Bench, longest: int, until: float) -> tuple[float, float]:
+def draft_costs(bench: Bench, longest: int, until: float) -> tuple[float, float]:
     """Milliseconds a turn and a step: what one step costs, and what each further one does."""
     depths = sorted({min(1, longest), min(_STEPS, longest)})
     with warnings.catch_warnings():
@@ -294,45 +371,28 @@ def _read(path: Path, key: Mapping[str, Any]) -> CostTable | None:
     """A table from a file; None where there is none that can be read, or it was measured for something else."""
     try:
         document = json.loads(path.read_text("utf-8"))
-        if document["format_version"] != FORMAT_VERSION or document["key"] != key:
-            return None
-        cells = {
-            (int(cell["batch"]), int(cell["context"])): TurnCosts(
-                {int(rows): float(ms) for rows, ms in cell["verify"].items()},
-                float(cell["draft_step"]),
-                float(cell["draft_turn"]),
-            )
-            for cell in document["cells"]
-        }
-        return CostTable(cells, dict(document["machine"]), float(document["spread"]))
+        return CostTable.from_json(document) if document["key"] == key else None
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, UsageError):
         return None
 
 
 def _write(path: Path, key: Mapping[str, Any], table: CostTable) -> None:
-    """Keep a table, whole or not at all."""
-    cells = [
-        {
-            "batch": batch,
-            "context": context,
-            "verify": {str(rows): ms for rows, ms in costs.verify.items()},
-            "draft_step": costs.draft_step,
-            "draft_turn": costs.draft_turn,
-        }
-        for (batch, context), costs in table.cells.items()
-    ]
-    document = {
-        "format_version": FORMAT_VERSION,
-        "key": dict(key),
-        "machine": dict(table.machine),
-        "spread": table.spread,
-        "cells": cells,
-    }
+    """Keep a table, whole or not at all; a full or read-only disk costs a measurement the next time, nothing else."""
+    with suppress(OSError):
+        keep(path, table.to_json() | {"key": dict(key)})
+
+
+def keep(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a document, whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     growing = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         growing.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
         os.replace(growing, path)
-    except OSError:  # a full or read-only disk costs a measurement the next time, nothing else
+    finally:
         with suppress(OSError):
             growing.unlink()

@@ -61,6 +61,7 @@ def answer(
     *,
     output: Path | None = None,
     told: Callable[[int], None] | None = None,
+    begun_with: Mapping[str, Any] | None = None,
     **options: Unpack[Options],
 ) -> Iterator[Outcome]:
     """Answer every entry, ``batch_size`` of them at once (8 by default); an entry's later turns see its first answers.
@@ -74,6 +75,8 @@ def answer(
             there already is gone on with: its entries are kept, and a last line that was torn is dropped. Entries that
             are too long or fail are not written, and are tried again by the next run.
         told: called with the number of new tokens whenever there are some.
+        begun_with: the settings that the output file has to be begun with; by default those of this very call. A plan
+            whose parts go to one file says itself.
 
     Returns:
         One outcome an entry, in order of their ends. Shorter prompts are asked first, as prompts that are read together
@@ -92,7 +95,8 @@ def answer(
         )
     text = _text(target, entries)
     every = [_Asked(entry, _first_ids(target, text, entry, options)) for entry in entries]
-    log = None if output is None else AnswerLog(output, settings(target, drafter, options))
+    begun = settings(target, drafter, options) if begun_with is None else dict(begun_with)
+    log = None if output is None else AnswerLog(output, begun)
     outcomes: list[Outcome] = []
     waiting: list[_Asked] = []
     for asked in every:

@@ -13,14 +13,15 @@ from outpace.decoding.costs import Conditions, CostTable, cost_table
 from outpace.decoding.judging import check_rule
 from outpace.decoding.processors import Processor, processors_of
 from outpace.drafters.budget import Branching
-from outpace.drafters.drafter import Drafter
+from outpace.drafters.drafter import Drafter, deepest
 from outpace.errors import UsageError
 from outpace.models.staging import Progress, silent
 from outpace.models.target import Target
 from outpace.verification.probabilities import Sampling
 
 AUTO_DEPTH, AUTO_NODES = 8, 24
-"""The most that ``auto`` drafts: its choices, and the costs that are measured for them, end there."""
+"""The most that ``auto`` drafts: its choices, and the costs that are measured for them, end there, or where the
+drafter does."""
 
 
 class Options(TypedDict, total=False):
@@ -173,7 +174,7 @@ def control_of(target: Target, drafter: Drafter | None, options: Options, reques
     if drafter is None or nodes == 0:
         return Fixed(branching, 0, 0)
     if nodes == "auto":
-        return Adaptive(partial(costs_of, target, drafter, options, requests), branching, *_most(options))
+        return Adaptive(partial(costs_of, target, drafter, options, requests), branching, *_most(options, drafter))
     return Fixed(branching, nodes if branching.is_chain else min(nodes, depth or AUTO_DEPTH), nodes)
 
 
@@ -187,9 +188,10 @@ def sampling_of(options: Options) -> Sampling:
     )
 
 
-def _most(options: Options) -> tuple[int, int]:
-    """The longest path and the most nodes of ``auto``."""
-    depth = options.get("depth") or AUTO_DEPTH
+def _most(options: Options, drafter: Drafter) -> tuple[int, int]:
+    """The longest path and the most nodes of ``auto``: nothing is measured or chosen that the drafter cannot draft."""
+    asked, own = options.get("depth") or AUTO_DEPTH, deepest(drafter)
+    depth = asked if own is None else min(asked, own)
     return depth, depth if Branching.parse(options.get("tree", "chain")).is_chain else max(AUTO_NODES, depth)
 
 
@@ -199,7 +201,7 @@ def costs_of(
     """What ``auto`` goes by for so many prompts: remembered, or measured now, which takes a few seconds."""
     conditions = Conditions(
         batch=min(requests, options.get("batch_size") or requests),
-        rows=1 + _most(options)[1],
+        rows=1 + _most(options, drafter)[1],
         sampling=sampling_of(options),
         seeded=options.get("seed") is not None and options.get("rule") is None,
         branching=Branching.parse(options.get("tree", "chain")),

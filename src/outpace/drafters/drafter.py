@@ -119,6 +119,19 @@ class Rated(Protocol):
     """Above 0 and never rising; none where nobody measured it."""
 
 
+@runtime_checkable
+class Bounded(Protocol):
+    """A drafter that cannot draft deeper than so many tokens, whatever a budget allows."""
+
+    max_depth: int
+    """1 or more."""
+
+
+def deepest(drafter: object) -> int | None:
+    """The longest path that a drafter can draft; None where it has no limit of its own."""
+    return drafter.max_depth if isinstance(drafter, Bounded) else None
+
+
 def own_rates(drafter: object) -> Rates:
     """The rates that were measured of a drafter, if any were."""
     return drafter.rates if isinstance(drafter, Rated) else ()

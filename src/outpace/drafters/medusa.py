@@ -85,7 +85,7 @@ class Medusa:
         self.name = name
         self.rates: Rates = falling_by_depth(rates)
         _require_fit(heads, target, name)
-        self.shape, self.device = heads.shape, target.device
+        self.shape, self.max_depth, self.device = heads.shape, heads.shape.heads, target.device
         self.eos_ids = frozenset(target.eos_ids)
         self.shared = None if heads.shape.own_head else share_head(target)
         self.heads = _served(heads, target.dtype if dtype is None else dtype, target.device, packed)
@@ -104,7 +104,7 @@ class Medusa:
         """Draft within the budget, and no further than an end-of-text token or the last head."""
         own = _own(state)
         limits = zip(budget.depths, budget.nodes, strict=True)
-        rooms = [min(depth, nodes, self.shape.heads) for depth, nodes in limits]
+        rooms = [min(depth, nodes, self.max_depth) for depth, nodes in limits]
         if not any(rooms):
             return Proposal(DraftTree.empty(len(rooms), self.device))
         logits = self._logits(own, max(rooms))

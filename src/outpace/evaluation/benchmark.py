@@ -20,7 +20,7 @@ from typing import Literal
 
 from outpace.decoding.generate import generate
 from outpace.decoding.options import Options
-from outpace.decoding.stats import Speculation
+from outpace.decoding.stats import Speculation, Timing
 from outpace.drafters.drafter import Drafter
 from outpace.errors import NumericsError, UsageError
 from outpace.evaluation.machine import peak_rss_mb, reset_peak
@@ -133,12 +133,14 @@ class Run:
     """A group decoded once: the wall time, prefill included, and what came of it, one entry a prompt.
 
     ``peak_mb`` is the most memory that the process had in use meanwhile, or so far where the system keeps one mark.
+    ``timings`` are each prompt's own: its text may have ended before the others'.
     """
 
     seconds: float
     texts: list[list[int]]
     speculations: list[Speculation]
     peak_mb: float | None = None
+    timings: list[Timing] = field(default_factory=list)
 
     @property
     def rate(self) -> float:
@@ -179,30 +181,36 @@ class _Way:
 
 def measure(
     target: Target,
-    drafter: Drafter,
+    drafter: Drafter | Sequence[Drafter],
     groups: Sequence[Group],
     settings: Sequence[Setting],
     protocol: Protocol,
     progress: Progress | None = None,
     clock: Clock = time.perf_counter,
+    *,
+    warm: bool = True,
 ) -> Measured:
     """Decode every group in every way, interleaved, as often as the budget allows.
 
     Args:
-        target, drafter: who verifies and who guesses.
+        target, drafter: who verifies, and who guesses: one for all settings, or one each.
         groups: from ``grouped``, at least one.
         settings: at least one; plain decoding is measured once a temperature.
         progress: told of groups done in this pass.
         clock: seconds, rising.
+        warm: decode the first group in every way unmeasured before; without it the ways have to be warm.
 
     Raises:
         UsageError, UnsupportedError, NumericsError: as for ``generate``.
     """
     begin = clock()
     plain = {one.temperature: _Way(None, protocol.options(None, one.temperature)) for one in settings}
-    drafted = [_Way(drafter, protocol.options(one, one.temperature)) for one in settings]
+    drafters = drafter if isinstance(drafter, Sequence) else [drafter] * len(settings)
+    drafted = [
+        _Way(guesser, protocol.options(one, one.temperature)) for guesser, one in zip(drafters, settings, strict=True)
+    ]
     ways = [*plain.values(), *drafted]
-    for way in ways:
+    for way in ways if warm else ():
         _run(target, way, groups[0], clock)
     taken, least, repeats, started = len(groups), len({group.category for group in groups}), 0, clock()
     while repeats < protocol.repeats:
@@ -240,7 +248,8 @@ def _run(target: Target, way: _Way, group: Group, clock: Clock) -> Run:
         if result.error is not None:
             raise NumericsError(f"prompt {question.key!r}: {result.error}")
     texts = [result.token_ids for result in results]
-    return Run(seconds, texts, [result.stats.speculation for result in results], peak_rss_mb())
+    stats = [result.stats for result in results]
+    return Run(seconds, texts, [one.speculation for one in stats], peak_rss_mb(), [one.timing for one in stats])
 
 
 def median_rates(runs: Sequence[Sequence[Run]]) -> list[float]:

@@ -79,6 +79,7 @@ class Pooled:
 
     Args:
         turns, plain_turns, drafted, accepted: sums.
+        tried, passed: sums by position.
         tau: tokens a verification forward, None when no turn ran.
         acceptance, acceptance_by_position: conditional on the positions before; None and empty without drafts.
     """
@@ -87,6 +88,8 @@ class Pooled:
     plain_turns: int
     drafted: int
     accepted: int
+    tried: tuple[int, ...]
+    passed: tuple[int, ...]
     tau: float | None
     acceptance: float | None
     acceptance_by_position: tuple[float, ...]
@@ -107,6 +110,8 @@ def pooled(speculations: Sequence[Speculation]) -> Pooled:
         plain_turns=sum(one.plain_turns for one in speculations),
         drafted=sum(one.drafted for one in speculations),
         accepted=sum(one.accepted for one in speculations),
+        tried=tuple(tried),
+        passed=tuple(passed),
         tau=sum(one.emitted for one in speculations) / turns if turns else None,
         acceptance=sum(passed) / sum(tried) if tried else None,
         acceptance_by_position=tuple(p / t for p, t in zip(passed, tried, strict=True)),

@@ -19,7 +19,9 @@ from outpace.models.student import Student
 from outpace.training.batch import Batch
 from outpace.training.counts import StepCounts
 from outpace.training.losses import HYBRID, WeightedLoss, require_loss, weighted_loss, weighted_loss_plain
+from outpace.training.sampled import Some
 from outpace.training.teacher import Teacher
+from outpace.verification.probabilities import argmax
 
 LOGITS = 1 << 24
 """Logits of the student at a time: so many places are spoken of at once as have no more."""
@@ -49,7 +51,9 @@ class Distilled:
         return self.loss * share.to(self.loss)
 
 
-def distil(student: Student, batch: Batch, teacher: Teacher, *, loss: str = "forward-kl") -> Distilled:
+def distil(
+    student: Student, batch: Batch, teacher: Teacher, *, loss: str = "forward-kl", some: Some | None = None
+) -> Distilled:
     """The divergence of a student from its target behind every prefix that an answer's token follows.
 
     Texts without such a place are not read, and no text further than the last of them. Where one of the two has fewer
@@ -61,6 +65,7 @@ def distil(student: Student, batch: Batch, teacher: Teacher, *, loss: str = "for
         batch: read by the teacher's target; its ``features`` are not looked at.
         teacher: the rows of the target's whole head.
         loss: one of ``LOSSES``; the blend of the hybrid follows the mean acceptance of this batch.
+        some: the ids that the laws are compared on; all of them if None.
 
     Raises:
         UsageError: there is no such loss, a text is longer than the student's positions or holds an id that it lacks,
@@ -80,10 +85,11 @@ def distil(student: Student, batch: Batch, teacher: Teacher, *, loss: str = "for
     if (largest := int(ids.max())) >= student.vocab_size:
         raise UsageError(f"a text holds the id {largest}; allowed: the {student.vocab_size} ids of the student")
     hidden = student(ids)[asked[rows, :time]]
-    scored = over_the_vocabulary(loss, hidden, student.rows, teacher, batch.last_normed[asked], batch.logsumexp[asked])
+    states, sums = batch.last_normed[asked], batch.logsumexp[asked]
+    scored = over_the_vocabulary(loss, hidden, student.rows, teacher, states, sums, some=some)
     right = (scored.choices == batch.argmax[asked]).sum()
-    sums = (scored.total, scored.weight, scored.weight, right, scored.weight, right, scored.acceptance.sum())
-    return Distilled(scored.total, StepCounts(*(each.detach().double().cpu()[None] for each in sums)))
+    found = (scored.total, scored.weight, scored.weight, right, scored.weight, right, scored.acceptance.sum())
+    return Distilled(scored.total, StepCounts(*(each.detach().double().cpu()[None] for each in found)))
 
 
 def weights_of(batch: Batch) -> Float[Tensor, " 1"]:
@@ -129,6 +135,7 @@ def over_the_vocabulary(
     last_normed: Float[Tensor, "places target_width"],
     logsumexp: Float[Tensor, " places"],
     tokens: Int[Tensor, " places"] | None = None,
+    some: Some | None = None,
 ) -> WeightedLoss:
     """A loss summed over places, each of weight 1, with no more logits at a time than ``LOGITS``.
 
@@ -144,11 +151,20 @@ def over_the_vocabulary(
         logsumexp: of the target's logits over its whole vocabulary.
         tokens: where they are given, the loss is their cross-entropy, whatever ``loss`` says; acceptance stays that of
             the target's law.
+        some: the ids that the laws are compared on, ``tokens`` among them; all of them if None. Choices are made among
+            these alone.
     """
     rows, teacher = _common(rows, teacher)
+    if some is not None:
+        kept = some.ids[: int((some.ids < len(rows)).sum())]
+        some = Some(kept, some.shift[: len(kept)])
+        rows, teacher = rows[kept], Teacher(teacher.embeddings, teacher.rows[kept])
+        tokens = None if tokens is None else torch.searchsorted(kept, tokens)
     wanted = torch.is_grad_enabled() and (hidden.requires_grad or rows.requires_grad)
-    found = _Sliced.apply(hidden, rows, teacher, last_normed, logsumexp, loss, tokens, wanted)  # type: ignore[no-untyped-call]
+    shift = None if some is None else some.shift
+    found = _Sliced.apply(hidden, rows, teacher, last_normed, logsumexp, loss, tokens, shift, wanted)  # type: ignore[no-untyped-call]
     total, acceptance, choices = found
+    choices = choices if some is None else some.ids[choices]
     return WeightedLoss(total, total.new_tensor(float(len(hidden))), acceptance, choices)
 
 
@@ -187,6 +203,7 @@ class _Sliced(torch.autograd.Function):
         logsumexp: Tensor,
         loss: str,
         tokens: Tensor | None,
+        shift: Tensor | None,
         wanted: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         kind = hidden.device.type
@@ -198,12 +215,16 @@ class _Sliced(torch.autograd.Function):
 
         def spoken(part: slice, name: str, blend: Tensor | None, grad: bool) -> tuple[Tensor, WeightedLoss]:
             with torch.autocast(kind, enabled=False), torch.set_grad_enabled(grad):
-                said = functional.linear(states[part], table).requires_grad_(grad)
-                law = teacher.logits(last_normed[part])
+                said, law = functional.linear(states[part], table), teacher.logits(last_normed[part])
+                choices = None if shift is None else argmax(said)[0]  # what stands for many is no likelier itself
+                said, law = (each if shift is None else each.add_(shift) for each in (said, law))
+                said.requires_grad_(grad)
                 if tokens is None:
-                    return said, weighted_loss(name, said, law, logsumexp[part], ones[part], blend)
-                judged = weighted_loss("total-variation", said.detach(), law, logsumexp[part], ones[part])
-                return said, replace(judged, total=_hard(said, tokens[part]))
+                    scored = weighted_loss(name, said, law, logsumexp[part], ones[part], blend)
+                else:
+                    judged = weighted_loss("total-variation", said.detach(), law, logsumexp[part], ones[part])
+                    scored = replace(judged, total=_hard(said, tokens[part]))
+                return said, scored if choices is None else replace(scored, choices=choices)
 
         blend = None
         if loss == HYBRID and tokens is None:
@@ -229,7 +250,7 @@ class _Sliced(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, wanted: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         grads = (None if each is None else (each * wanted).to(each.dtype) for each in ctx.saved_tensors)
-        return *grads, *[None] * 6
+        return *grads, *[None] * 7
 
 
 def _hard(said: Float[Tensor, "some vocab"], tokens: Int[Tensor, " some"]) -> Float[Tensor, ""]:

@@ -29,6 +29,7 @@ from outpace.training.method import Beginning, Method, digest, require_agreement
 from outpace.training.recipe import FirstTraining, Recipe
 from outpace.training.regression import regress, weights_of
 from outpace.training.rounds import Walked, walked
+from outpace.training.sampled import WholeLesson
 from outpace.training.teacher import Teacher
 
 TOKENS = 512
@@ -37,7 +38,7 @@ DEPTH = 4
 """Tokens of the chains that are walked, if the recipe does not say: as many as EAGLE-3 is trained for by default."""
 
 
-class Eagle1Lesson(Lesson):
+class Eagle1Lesson(WholeLesson):
     """Regression to the target's next state, with cross-entropy beside it and noise on what is read.
 
     Args:
@@ -49,15 +50,8 @@ class Eagle1Lesson(Lesson):
     pupil: FirstHead
 
     def __init__(self, head: FirstHead, teacher: Teacher, settings: FirstTraining) -> None:
-        super().__init__(head, 1)
-        self.teacher, self.settings, self.step = teacher, settings, 0
-
-    def on(self, device: torch.device) -> "Eagle1Lesson":
-        self.teacher = self.teacher.to(device)
-        return self.to(device)
-
-    def begin(self, step: int) -> None:
-        self.step = step
+        super().__init__(head, 1, teacher, settings)
+        self.settings = settings
 
     def weights(self, batch: Batch) -> Float[Tensor, " 1"]:
         return weights_of(batch)
@@ -73,6 +67,7 @@ class Eagle1Lesson(Lesson):
                 feature_weight=chosen.feature_weight,
                 token_weight=chosen.token_weight,
                 noise=noise,
+                some=self.some(batch),
             )
         return found.objective(weights), found.counts
 
@@ -109,6 +104,7 @@ class Eagle1(Method):
     def begin(self, features: Features) -> Beginning:
         lesson = self.trial() if self.given is None else self._lesson(self.given)
         require_agreement(features, lesson.teacher, torch.arange(self.target.vocab_size), self.target)
+        lesson.choose(features.samples, self.target.eos_ids)
         identity = {
             "method": METHOD,
             **{f"head.{name}": value for name, value in vars(self.shape).items()},
@@ -125,7 +121,9 @@ class Eagle1(Method):
     def _lesson(self, head: FirstHead) -> Eagle1Lesson:
         ends, settings = read_ends(self.target), self.recipe.train
         assert isinstance(settings, FirstTraining)
-        return Eagle1Lesson(head, Teacher(ends.embeddings, ends.head), settings)
+        lesson = Eagle1Lesson(head, Teacher(ends.embeddings, ends.head), settings)
+        lesson.choose(None, self.target.eos_ids)
+        return lesson
 
     def walk(self, pupil: nn.Module, lesson: Lesson, prompts: Sequence[Sequence[int]]) -> Walked:
         assert isinstance(pupil, FirstHead) and isinstance(lesson, Eagle1Lesson)

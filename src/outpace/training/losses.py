@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from outpace.errors import UsageError
+from outpace.verification.probabilities import argmax
 
 ETA = 3.0
 """How soon the hybrid turns from divergence to acceptance."""
@@ -165,7 +166,7 @@ class _Rows:
         self.draft_logits, self.target_logits, self.whole = (
             each.to(dtype) for each in (draft_logits, target_logits, logsumexp)
         )
-        self.choices = self.draft_logits.argmax(-1)
+        self.choices, _ = argmax(self.draft_logits)
         self.draft, self.draft_sum = _law(self.draft_logits)
         self.inside, target_sum = _law(self.target_logits)  # renormalised on the draft vocabulary
         self.target = self.inside * (target_sum - self.whole).exp()[:, None]

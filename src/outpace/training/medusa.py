@@ -4,7 +4,6 @@ Knows nothing of where texts come from, nor of the loop of training. The target 
 """
 
 import copy
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,10 +27,11 @@ from outpace.training.method import Beginning, Method, digest, require_agreement
 from outpace.training.parallel import new_heads, ranks_of, speak, weights_of
 from outpace.training.recipe import MedusaSettings, MedusaTraining, Recipe
 from outpace.training.rounds import Walked, walked_by
+from outpace.training.sampled import WholeLesson, generator
 from outpace.training.teacher import Teacher
 
 
-class MedusaLesson(Lesson):
+class MedusaLesson(WholeLesson):
     """All heads behind every prefix, each against the target's law of its own token.
 
     Args:
@@ -43,25 +43,21 @@ class MedusaLesson(Lesson):
     pupil: MedusaHeads
 
     def __init__(self, heads: MedusaHeads, teacher: Teacher, settings: MedusaTraining) -> None:
-        super().__init__(heads, heads.shape.heads)
-        self.teacher, self.settings, self.step = teacher, settings, 0
+        super().__init__(heads, heads.shape.heads, teacher, settings)
+        self.settings = settings
         self.shared = None if heads.shape.own_head else _multiplied(teacher.rows, settings.precision)
 
     def on(self, device: torch.device) -> "MedusaLesson":
-        self.teacher = self.teacher.to(device)
+        super().on(device)
         self.shared = None if self.shared is None else _multiplied(self.teacher.rows, self.settings.precision)
-        return self.to(device)
-
-    def begin(self, step: int) -> None:
-        self.step = step
+        return self
 
     def kept(self, batch: Batch) -> Bool[Tensor, "batch time"] | None:
         """The places that teach in this step; None where all do, as when it is measured."""
         if self.settings.places == 1 or not self.training:
             return None
-        named = f"{self.settings.seed} {self.step} {int(batch.ids.sum())} {batch.lengths}"
-        generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(named.encode()).digest()[:7]))
-        return (torch.rand(batch.ids.shape, generator=generator) < self.settings.places).to(batch.ids.device)
+        chance = generator("places", self.settings.seed, self.step, batch)
+        return (torch.rand(batch.ids.shape, generator=chance) < self.settings.places).to(batch.ids.device)
 
     def weights(self, batch: Batch) -> Float[Tensor, " steps"]:
         return weights_of(batch, self.steps, self.kept(batch))
@@ -69,7 +65,15 @@ class MedusaLesson(Lesson):
     def forward(self, batch: Batch, weights: Tensor | None = None) -> tuple[Tensor, StepCounts]:
         chosen = self.settings
         with products(chosen.precision, batch.ids.device):
-            found = speak(self.pupil, batch, self.teacher, shared=self.shared, loss=chosen.loss, kept=self.kept(batch))
+            found = speak(
+                self.pupil,
+                batch,
+                self.teacher,
+                shared=self.shared,
+                loss=chosen.loss,
+                kept=self.kept(batch),
+                some=self.some(batch),
+            )
         return found.objective(chosen.decay, weights), found.counts
 
 
@@ -137,7 +141,9 @@ class Medusa(Method):
         require_agreement(features, self.teacher, self.every, self.target)
         told = {f"head.{name}": getattr(self.shape, name) for name in _SAID}
         begun = {} if self.given is None else {"begin_with": digest(self.given)}
-        return Beginning(self.trial(), {"method": METHOD, **told, **begun}, {})
+        lesson = self.trial()
+        lesson.choose(features.samples, self.target.eos_ids)
+        return Beginning(lesson, {"method": METHOD, **told, **begun}, {})
 
     def trial(self) -> MedusaLesson:
         heads = new_heads(self.shape, self.teacher.rows)
@@ -145,7 +151,9 @@ class Medusa(Method):
             heads.load_state_dict(self.given.state_dict())
         settings = self.recipe.train
         assert isinstance(settings, MedusaTraining)
-        return MedusaLesson(heads, self.teacher, settings)
+        lesson = MedusaLesson(heads, self.teacher, settings)
+        lesson.choose(None, self.target.eos_ids)
+        return lesson
 
     def walk(self, pupil: nn.Module, lesson: Lesson, prompts: Sequence[Sequence[int]]) -> Walked:
         """As for ``Method``; the heads multiply as they do when they draft, by the target's own head in its dtype."""

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outpace.training.ranges import ADAMW, MUON
 from outpace.training.recipe import TrainSettings
 
-ADAMW, MUON = "adamw", "muon"
 TABLES = ("lm_head.weight", "embed_tokens.weight")
 """Matrices of one row a token. A row is moved by what its own token shows, so they are not made orthogonal. A module
 names others of its own as ``tables``."""

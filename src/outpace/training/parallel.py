@@ -17,8 +17,9 @@ from outpace.training.batch import Batch
 from outpace.training.counts import StepCounts, standing
 from outpace.training.distil import LOGITS, over_the_vocabulary
 from outpace.training.losses import WeightedLoss, require_loss
-from outpace.training.recipe import HARD
+from outpace.training.ranges import HARD
 from outpace.training.rounds import Ranks
+from outpace.training.sampled import Some
 from outpace.training.teacher import Teacher
 from outpace.training.unroll import Unrolled
 
@@ -31,6 +32,7 @@ def speak(
     shared: Tensor | None = None,
     loss: str = "cross-entropy",
     kept: Bool[Tensor, "batch time"] | None = None,
+    some: Some | None = None,
 ) -> Unrolled:
     """The losses of every head behind every prefix.
 
@@ -45,6 +47,7 @@ def speak(
         loss: one of ``LOSSES`` between a head's law and the target's, or ``hard``: the cross-entropy of the text's own
             token, as others train. The blend of the hybrid follows the mean acceptance of each head in this batch.
         kept: nothing counts behind other places than these; None keeps all.
+        some: the ids that laws are compared on; all of them if None.
 
     Returns:
         A step a head, and no ranks. The conditional counts of a head are of places where all heads before it were
@@ -68,12 +71,12 @@ def speak(
     alive = torch.ones(len(states), dtype=torch.bool, device=states.device)
     found = []
     for number, own in enumerate(under):
-        some, decided = own[asked], _indices(own) + 1 + number
-        scored = _judged(loss, states[some, number], _rows(heads, number, shared), teacher, batch, decided)
+        here, decided = own[asked], _indices(own) + 1 + number
+        scored = _judged(loss, states[here, number], _rows(heads, number, shared), teacher, batch, decided, some)
         right = scored.choices == batch.argmax.flatten()[decided]
         still = torch.zeros_like(alive)
-        still[some] = alive[some] & right
-        sums = (right.sum(), alive[some].sum(), still.sum(), scored.acceptance.sum())
+        still[here] = alive[here] & right
+        sums = (right.sum(), alive[here].sum(), still.sum(), scored.acceptance.sum())
         found.append((scored.total, scored.weight, scored.weight, *sums))
         alive = still
     losses, *others = (torch.stack(sums) for sums in zip(*found, strict=True))
@@ -87,13 +90,14 @@ def _judged(
     teacher: Teacher,
     batch: Batch,
     decided: Int[Tensor, " some"],
+    among: Some | None,
 ) -> WeightedLoss:
     """What one head says at some places, against the law at those that decide, which are flat indices."""
     last, logsumexp = batch.last_normed.flatten(0, 1)[decided], batch.logsumexp.flatten()[decided]
     if loss != HARD:
-        return over_the_vocabulary(loss, states, rows, teacher, last, logsumexp)
+        return over_the_vocabulary(loss, states, rows, teacher, last, logsumexp, some=among)
     tokens = batch.ids.flatten()[decided + 1]
-    return over_the_vocabulary("cross-entropy", states, rows, teacher, last, logsumexp, tokens)
+    return over_the_vocabulary("cross-entropy", states, rows, teacher, last, logsumexp, tokens=tokens, some=among)
 
 
 def weights_of(batch: Batch, heads: int, kept: Bool[Tensor, "batch time"] | None = None) -> Float[Tensor, " heads"]:

@@ -8,19 +8,42 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list
+from accelerate.utils import DistributedType, InitProcessGroupKwargs, broadcast_object_list
 
-from outpace.errors import OutpaceError
+from outpace.errors import OutpaceError, UsageError
 
 PATIENCE = timedelta(days=30)
 """How long processes wait for one another: the first one may answer prompts for days. Launchers end them earlier."""
+
+SHARDED = frozenset({DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM})
+"""How launchers divide the weights themselves among processes."""
 
 Made = TypeVar("Made")
 
 
 def processes() -> Accelerator:
-    """The processes that a launcher started, or this one alone, each with the device that is its own."""
-    return Accelerator(mixed_precision="no", kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)])
+    """The processes that a launcher started, or this one alone, each with the device that is its own.
+
+    Raises:
+        UsageError: as for ``require_whole``.
+    """
+    found = Accelerator(mixed_precision="no", kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)])
+    require_whole(found)
+    return found
+
+
+def require_whole(accelerator: Accelerator) -> None:
+    """Refuse processes that hold parts of a pupil: Muon turns whole matrices, and checkpoints hold whole ones.
+
+    Raises:
+        UsageError: a launcher was told to divide the weights, by FSDP, DeepSpeed or Megatron.
+    """
+    kind = accelerator.distributed_type
+    if kind in SHARDED:
+        raise UsageError(
+            f"the processes divide the weights among them ({kind.value}); allowed: the whole pupil in each (DDP)",
+            hint="leave FSDP, DeepSpeed and Megatron out of what the launcher is told: a pupil is small",
+        )
 
 
 def made_once(accelerator: Accelerator, make: Callable[[], Made]) -> Made:

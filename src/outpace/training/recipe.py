@@ -12,17 +12,10 @@ from typing import Any, ClassVar
 
 from outpace.errors import UsageError
 from outpace.training.losses import LOSSES
-from outpace.training.ranges import NUMBERS
+from outpace.training.ranges import FACTOR, HARD, MUON, RANGES
 from outpace.training.strict import Ranges, check, known, plain, read_table, toml_lines
 
 FORMAT_VERSION = 1
-FEATURES = ("recorded", "online")
-SCHEDULES = ("cosine", "linear", "constant")
-PRECISIONS = ("bf16", "fp32")
-HARD = "hard"
-"""A loss of Medusa alone: the cross-entropy of the text's own token."""
-OPTIMISERS = ("adamw", "muon")
-EMBEDDINGS = ("copied", "random")
 
 
 @dataclass(frozen=True)
@@ -122,7 +115,7 @@ class TrainSettings:
         schedule: how it falls from there on: ``cosine``, ``linear`` or ``constant``.
         final_rate: what it falls to, as a share of the highest.
         optimiser: ``adamw`` for all weights, or ``muon`` for the matrices inside and AdamW for the rest.
-        muon_factor: the rate of Muon's matrices, as so many times the learning rate.
+        muon_factor: the rate of Muon's matrices, as so many times the learning rate; AdamW has none.
         betas, weight_decay: of AdamW; only matrices decay, under Muon too.
         clip: the largest norm of a step's gradient.
         loss: one of ``LOSSES``.
@@ -145,7 +138,7 @@ class TrainSettings:
     schedule: str = "cosine"
     final_rate: float = 0.05
     optimiser: str = "adamw"
-    muon_factor: float = 8.0
+    muon_factor: float = FACTOR
     betas: tuple[float, ...] = (0.9, 0.95)
     weight_decay: float = 0.0
     clip: float = 0.5
@@ -157,9 +150,28 @@ class TrainSettings:
     checkpoint_minutes: float = 10.0
     max_bad_steps: int = 10
 
+    def __post_init__(self) -> None:
+        if self.muon_factor != FACTOR and self.optimiser != MUON:
+            raise UsageError(
+                f"muon_factor is {self.muon_factor} and optimiser {self.optimiser!r}; allowed: muon_factor of {MUON!r}",
+                hint="leave it out: only Muon has matrices with a rate of their own",
+            )
+
 
 @dataclass(frozen=True)
-class FirstTraining(TrainSettings):
+class WholeTraining(TrainSettings):
+    """How what can say every id of its target is trained.
+
+    Args:
+        vocabulary: how many ids a batch's laws are compared on, see ``sampled``: most of a step's time goes with them.
+            None takes all. What is measured on held-out texts is always of all.
+    """
+
+    vocabulary: int | None = None
+
+
+@dataclass(frozen=True)
+class FirstTraining(WholeTraining):
     """How an EAGLE-1 head is trained: one step behind every prefix, so that nothing is unrolled.
 
     Args:
@@ -196,7 +208,7 @@ class MedusaSettings:
 
 
 @dataclass(frozen=True)
-class MedusaTraining(TrainSettings):
+class MedusaTraining(WholeTraining):
     """How they are trained: a step is a head, and all ids can be said.
 
     Args:
@@ -233,7 +245,7 @@ class StudentSettings:
 
 
 @dataclass(frozen=True)
-class StudentTraining(TrainSettings):
+class StudentTraining(WholeTraining):
     """How it is trained: to say the next token alone, as the target does.
 
     Args:
@@ -347,13 +359,13 @@ class Recipe:
         method = document.get("method", "eagle3")
         if method not in [*METHODS]:
             raise UsageError(f"{source}: method is {method!r}; allowed: one of {', '.join(METHODS)}")
-        recipe: Recipe = read_table(cls, document, source, _RANGES, METHODS[method].tables)
+        recipe: Recipe = read_table(cls, document, source, RANGES, METHODS[method].tables)
         return recipe
 
     def with_changes(self, section: str, **changes: Any) -> "Recipe":
         """The recipe with other values in one of its tables, checked anew."""
         table = replace(getattr(self, section), **changes)
-        check(table, f"[{section}]", _RANGES)
+        check(table, f"[{section}]", RANGES)
         return replace(self, **{section: table})
 
     def to_dict(self) -> dict[str, Any]:
@@ -370,16 +382,3 @@ class Recipe:
         for name, table in tables.items():
             lines += ["", f"[{name}]", *toml_lines(table)]
         return "\n".join(lines) + "\n"
-
-
-# ---- what values may be ----------------------------------------------------------------------------------------------
-
-_RANGES: Ranges = {
-    "features": (f"one of {', '.join(FEATURES)}", FEATURES.__contains__),
-    "schedule": (f"one of {', '.join(SCHEDULES)}", SCHEDULES.__contains__),
-    "optimiser": (f"one of {', '.join(OPTIMISERS)}", OPTIMISERS.__contains__),
-    "precision": (f"one of {', '.join(PRECISIONS)}", PRECISIONS.__contains__),
-    "loss": (f"one of {', '.join(LOSSES)}", LOSSES.__contains__),
-    "embeddings": (f"one of {', '.join(EMBEDDINGS)}", EMBEDDINGS.__contains__),
-    **NUMBERS,
-}

@@ -17,6 +17,7 @@ from outpace.training.attention import Spans, attend
 from outpace.training.batch import Batch
 from outpace.training.counts import StepCounts
 from outpace.training.distil import Distilled, over_the_vocabulary
+from outpace.training.sampled import Some
 from outpace.training.teacher import Teacher
 
 
@@ -28,6 +29,7 @@ def regress(
     feature_weight: float = 1.0,
     token_weight: float = 0.1,
     noise: Float[Tensor, "batch time hidden"] | None = None,
+    some: Some | None = None,
 ) -> Distilled:
     """What a head's guesses cost: how far they are from the target's states, and from its law.
 
@@ -41,6 +43,7 @@ def regress(
         teacher: the rows of the target's whole head.
         feature_weight, token_weight: 0 or more.
         noise: added to the states that the head reads, and not to those that it is held to.
+        some: the ids that the laws are compared on; all of them if None.
 
     Raises:
         UsageError: a text is longer than the head's positions, or the states or the teacher's rows are not those of the
@@ -57,7 +60,7 @@ def regress(
     out = _guesses(head, batch, teacher, asked, noise)
     states, sums, argmax = (_next(each, asked) for each in (batch.last_normed, batch.logsumexp, batch.argmax))
     apart = functional.smooth_l1_loss(out, states.to(out.dtype), reduction="none").mean(-1).sum()
-    scored = over_the_vocabulary("cross-entropy", out, teacher.rows, teacher, states, sums)
+    scored = over_the_vocabulary("cross-entropy", out, teacher.rows, teacher, states, sums, some=some)
     total = feature_weight * apart + token_weight * scored.total
     right = (scored.choices == argmax).sum()
     found = (total, count, count, right, count, right, scored.acceptance.sum())

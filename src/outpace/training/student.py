@@ -36,6 +36,7 @@ from outpace.training.on_policy import OnPolicy, mixed_batch
 from outpace.training.reader import Reader
 from outpace.training.recipe import Recipe, StudentTraining
 from outpace.training.rounds import Ranks, Walked, walked_by
+from outpace.training.sampled import WholeLesson
 from outpace.training.teacher import Teacher
 
 NEEDED = ("depth", "width", "heads")
@@ -46,7 +47,7 @@ DEPTH = 4
 """Tokens of the chains that are walked, if the recipe does not say."""
 
 
-class StudentLesson(Lesson):
+class StudentLesson(WholeLesson):
     """The divergence from the target's law at every place of its answers, or of the student's own.
 
     Own answers are drawn anew in every step by what the weights are at its beginning, a batch once; they are named by
@@ -64,19 +65,16 @@ class StudentLesson(Lesson):
     def __init__(
         self, student: Student, teacher: Teacher, settings: StudentTraining, target: Target | None = None
     ) -> None:
-        super().__init__(student, 1)
-        self.teacher, self.settings, self.step = teacher, settings, 0
+        super().__init__(student, 1, teacher, settings)
+        self.settings = settings
         self.reader = None if target is None or not settings.on_policy else Reader(target, ())
         self.policy = OnPolicy(settings.on_policy, settings.temperature, settings.seed)
         self.speaker: Target | None = None  # the student as it is at the beginning of a step
         self.drawn: dict[str, Batch] = {}
 
-    def on(self, device: torch.device) -> "StudentLesson":
-        self.teacher = self.teacher.to(device)
-        return self.to(device)
-
     def begin(self, step: int) -> None:
-        self.step, self.speaker, self.drawn = step, None, {}
+        super().begin(step)
+        self.speaker, self.drawn = None, {}
 
     def weights(self, batch: Batch) -> Float[Tensor, " 1"]:
         """As for ``Lesson``; what is drawn here is what ``forward`` will read."""
@@ -88,7 +86,7 @@ class StudentLesson(Lesson):
     def forward(self, batch: Batch, weights: Tensor | None = None) -> tuple[Tensor, StepCounts]:
         shown = self._shown(batch).to(batch.ids.device)
         with products(self.settings.precision, batch.ids.device):
-            found = distil(self.pupil, shown, self.teacher, loss=self.settings.loss)
+            found = distil(self.pupil, shown, self.teacher, loss=self.settings.loss, some=self.some(shown))
         return found.objective(weights), found.counts
 
     def _shown(self, batch: Batch) -> Batch:
@@ -138,6 +136,7 @@ class Distillation(Method):
         lesson = self.trial()
         require_agreement(features, lesson.teacher, torch.arange(self.target.vocab_size), self.target)
         _require_ids(features, lesson.pupil)
+        lesson.choose(features.samples, self.target.eos_ids)
         told = {f"head.{name}": value for name, value in self.sizes.items()}
         begun = {} if self.given is None else {"begin_with": digest(self.given)}
         return Beginning(lesson, {"method": self.recipe.method, **told, **begun}, {})
@@ -148,7 +147,9 @@ class Distillation(Method):
         student = self.given
         if student is None:
             student = new_student(self.target, **self.sizes, seed=settings.seed)
-        return StudentLesson(student, Teacher(ends.embeddings, ends.head), settings, self.target)
+        lesson = StudentLesson(student, Teacher(ends.embeddings, ends.head), settings, self.target)
+        lesson.choose(None, self.target.eos_ids)
+        return lesson
 
     def walk(self, pupil: nn.Module, lesson: Lesson, prompts: Sequence[Sequence[int]]) -> Walked:
         assert isinstance(pupil, Student)

@@ -30,6 +30,7 @@ from outpace.training.features import Features
 from outpace.training.ledger import LOG, Ledger
 from outpace.training.lesson import Lesson
 from outpace.training.optimiser import Optimiser
+from outpace.training.processes import processes, require_whole
 from outpace.training.recipe import TrainSettings
 from outpace.training.schedule import rate
 from outpace.training.strict import plain
@@ -90,6 +91,9 @@ class Trainer:
         identity: what else must be the same for a training to be gone on with: target, data, pupil.
         accelerator: the devices; one of its own by default.
         watch: told after every step.
+
+    Raises:
+        UsageError: as for ``require_whole``.
     """
 
     def __init__(
@@ -104,7 +108,8 @@ class Trainer:
         accelerator: Accelerator | None = None,
         watch: Watch | None = None,
     ) -> None:
-        self.accelerator = Accelerator(mixed_precision="no") if accelerator is None else accelerator
+        self.accelerator = processes() if accelerator is None else accelerator
+        require_whole(self.accelerator)
         self.device = self.accelerator.device
         self.given, self.pupil = lesson.on(self.device), lesson.pupil
         self.features, self.held_out, self.settings = features, held_out, settings
