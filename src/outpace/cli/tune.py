@@ -20,6 +20,7 @@ from outpace.cli.bench_load import concurrencies
 from outpace.cli.generate import Lane, Model, Trust
 from outpace.cli.pair import Models, seconds
 from outpace.cli.pull import progress_bar
+from outpace.decoding.assumed import EXAMPLE
 from outpace.decoding.cost_file import COSTS, read_costs
 from outpace.decoding.costs import CostTable
 from outpace.decoding.plan import ALL, NONE
@@ -123,7 +124,7 @@ def _open(models: Models, target: Target, named: Sequence[str] | None) -> tuple[
     """The drafters by name, and a sentence for each that cannot be opened; the others go on.
 
     Raises:
-        UsageError: none is named though the flag is there, or one is named twice.
+        UsageError: one is named twice.
     """
     names = at_hand(target) if named is None else [name for name in named if name != NONE]
     for name in names:
@@ -140,6 +141,16 @@ def _open(models: Models, target: Target, named: Sequence[str] | None) -> tuple[
 
 
 def _given(spec: str, target: Target, drafters: Mapping[str, Drafter]) -> dict[str, CostTable]:
+    """The costs of every drafter.
+
+    Raises:
+        UsageError: a file, which holds those of one drafter, and several drafters; or as for ``read_costs``.
+    """
+    if len(drafters) > 1 and not spec.startswith("assumed:"):
+        raise UsageError(
+            f"the costs {spec} hold one drafter's steps, and {len(drafters)} may draft; allowed: a single --draft, or "
+            f"{EXAMPLE}"
+        )
     return {name: read_costs(spec, target, drafter) for name, drafter in drafters.items()}
 
 

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from outpace.decoding.costs import CONTEXTS, SIZES, CostTable
 from outpace.drafters.drafter import Drafter
 from outpace.drafters.eagle import Eagle
+from outpace.drafters.first_head import FirstHead, FirstShape
 from outpace.drafters.lookup import Lookup
 from outpace.drafters.medusa import Medusa
+from outpace.drafters.medusa_heads import MedusaShape
 from outpace.drafters.small import Small
 from outpace.errors import UsageError
 from outpace.models.target import Target
@@ -146,9 +148,10 @@ def _weights(role: str, model: Target | Drafter | None) -> int:
         case Small():
             return _weights(role, model.model)
         case Eagle():
-            return _of_module(model.walker.head)
+            head = model.walker.head
+            return _of_module(head) + (_rows(head.shape) if isinstance(head, FirstHead) else 0)
         case Medusa():
-            return _of_module(model.heads)
+            return _of_module(model.heads) + (_rows(model.shape) if model.shared is not None else 0)
     raise UsageError(
         f"nobody knows how many bytes a forward of {model.name!r} reads; allowed: {role}_bytes beside the others",
         hint=f"for instance {EXAMPLE},{role}_bytes=1.4e11",
@@ -159,6 +162,11 @@ def _of_shape(model: Transformer) -> int:
     shape = model.shape
     attention = (2 * shape.heads + 2 * shape.kv_heads) * shape.head_width
     return shape.hidden_size * (shape.layers * (attention + 3 * shape.feed_forward) + shape.vocab_size)
+
+
+def _rows(shape: FirstShape | MedusaShape) -> int:
+    """Weights of the target's own head, which a drafter that has none speaks through: every step reads it."""
+    return shape.vocab_size * shape.hidden_size
 
 
 def _of_module(module: nn.Module) -> int:

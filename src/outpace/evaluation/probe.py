@@ -3,9 +3,9 @@
 Knows nothing of acceptance: nothing is verified, so that any depth, tree, threshold or rule can be tried on it later.
 
 The file is a trace (``decoding/trace.py``): JSON lines, the same header and the same fields of a record, with these
-differences. The header has ``probe`` besides, {depth, candidates, seed, trees, tree_nodes, rates, texts}: the drafter's
-own rates by rank, and of each text its id, category, prompt and limit, the most tokens that it could have had. There is
-one record for every position of a text, prompt excluded: ``request`` counts texts, ``start`` is the position, ``last``
+differences. The header has ``probe`` besides, {depth, deepest, candidates, seed, trees, tree_nodes, rates, texts}: the
+longest path that the drafter can draft, null where it has no limit, its own rates by rank, and of each text its id,
+category, prompt and limit, the most tokens that it could have had. There is one record for every position of a text, prompt excluded: ``request`` counts texts, ``start`` is the position, ``last``
 the token before it, ``token`` the one that the target said there.
 
 * ``nodes`` are a chain of at most eight tokens that the drafter proposes for this position and those behind it, told of
@@ -43,7 +43,7 @@ from outpace.decoding.generate import generate
 from outpace.decoding.loop import Request
 from outpace.decoding.trace import TOP, Logits, Tracer
 from outpace.drafters.budget import DYNAMIC, Branching, Budget
-from outpace.drafters.drafter import Drafter, DraftState, Features, Proposal, own_rates
+from outpace.drafters.drafter import Drafter, DraftState, Features, Proposal, deepest, own_rates
 from outpace.errors import NumericsError, UsageError
 from outpace.evaluation.workloads import Question
 from outpace.models.staging import Progress
@@ -179,7 +179,7 @@ def write_probe(
         }
         for question in asked
     ]
-    shape: dict[str, Any] = {"depth": DEPTH, "candidates": TOP, "seed": seed, "tree_nodes": NODES}
+    shape: dict[str, Any] = {"depth": DEPTH, "deepest": deepest(drafter), "candidates": TOP, "seed": seed, "tree_nodes": NODES}
     shape |= {"trees": [str(one) for one in trees if one.kind in drafter.branchings], "rates": own_rates(drafter)}
     head = (Tracer(path, target, drafter, requests).header or {}) | {"probe": shape | {"texts": texts}}
     written = 0

@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass, replace
 
 from outpace.decoding.costs import CostTable
+from outpace.drafters.budget import Branching
 from outpace.tuning.candidates import Candidate
 from outpace.tuning.replay import Prediction
 from outpace.tuning.trials import Figures
@@ -52,7 +53,8 @@ class Breakdown:
             nodes, measured = max(1, round(known.drafts_per_turn)), known.ms_per_turn
         chain = one.tree == "chain"
         steps = nodes if chain else min(nodes, one.depth or LONGEST)
-        costs = table.at(batch, _CONTEXT, 1 + max(nodes, LONGEST))
+        own = table.for_tree(Branching.parse(one.tree))
+        costs = own.at(batch, _CONTEXT, 1 + max(nodes, LONGEST))
         found = 1 - (known.plain_turn_share or 0.0)
         return cls(known.acceptance, found, nodes, steps, costs, chain, measured)
 

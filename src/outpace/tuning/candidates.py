@@ -10,14 +10,14 @@ from typing import Literal
 from outpace.decoding.options import AUTO_DEPTH
 from outpace.decoding.plan import NONE, Choice, Evidence
 from outpace.drafters.budget import Branching
-from outpace.drafters.drafter import Drafter, own_rates
+from outpace.drafters.drafter import Drafter, deepest, own_rates
 from outpace.drafters.load import LOOKUP
 from outpace.evaluation.benchmark import Setting
 from outpace.models.target import Target
 from outpace.verification.rules import CHAIN_ONLY
 
 CHAINS = (1, 2, 3, 4, 6, 8)
-"""Lengths of chains that are tried."""
+"""Lengths of chains that are tried, as far as the drafter reaches."""
 TREES = ((8, 3), (16, 4), (24, 6))
 """Nodes and depths of the trees that are tried; as large as ``auto`` may choose them."""
 
@@ -95,14 +95,15 @@ def grid(
     """
     if not target.can_rewind:
         return []
-    found = [Candidate(name, "auto", depth=AUTO_DEPTH, rule=rule)]
-    found += [Candidate(name, length, depth=length, rule=rule) for length in CHAINS]
+    most = min(AUTO_DEPTH, deepest(drafter) or AUTO_DEPTH)
+    found = [Candidate(name, "auto", depth=most, rule=rule)]
+    found += [Candidate(name, length, depth=length, rule=rule) for length in sorted({min(one, most) for one in CHAINS})]
     if not target.can_tree or rule in CHAIN_ONLY:
         return found
     kinds = ["dynamic", *["static"] * bool(own_rates(drafter)), *["sampled:3"] * drawn]
     for tree in [kind for kind in kinds if Branching.parse(kind).kind in drafter.branchings]:
-        found.append(Candidate(name, "auto", tree, AUTO_DEPTH, rule))
-        found += [Candidate(name, nodes, tree, depth, rule) for nodes, depth in TREES]
+        found.append(Candidate(name, "auto", tree, most, rule))
+        found += [Candidate(name, nodes, tree, min(depth, most), rule) for nodes, depth in TREES]
     return found
 
 

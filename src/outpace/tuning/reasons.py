@@ -75,11 +75,12 @@ def loads(levels: Sequence[Found], verdicts: Sequence[Verdict]) -> str | None:
     beyond = [(batch, f"{one:.2f}x at {batch} (predicted)") for batch, one in levels[0].beyond.items() if one]
     figures = ", ".join(text for _, text in sorted(told + beyond))
     later = [batch for batch, one in levels[0].beyond.items() if one <= 1 + TIE]
+    lighter = any(batch < levels[0].level.batch and one > 1 + TIE for batch, one in levels[0].beyond.items())
     measured = max(found.level.batch for found in levels)
     if stops is not None:
         end = (
             "drafting pays at none of these loads"
-            if stops == levels[0].level.batch
+            if stops == levels[0].level.batch and not lighter
             else (f"drafting stops paying at {stops} at a time")
         )
     elif any(batch > measured for batch in later):

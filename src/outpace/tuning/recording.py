@@ -74,6 +74,7 @@ class Recording:
         trees, tree_nodes: the trees that are recorded, and the nodes that each may have.
         rates: the drafter's own rates by rank.
         texts: at least one that drafts could have sped up.
+        deepest: the longest path that the drafter can draft; None where it has no limit or the trace does not tell.
 
     Raises:
         UsageError: there is none.
@@ -88,6 +89,7 @@ class Recording:
     tree_nodes: int
     rates: Rates
     texts: tuple[Text, ...]
+    deepest: int | None = None
 
     def __post_init__(self) -> None:
         if not any(len(text.places) > 1 for text in self.texts):
@@ -124,6 +126,7 @@ class Recording:
             tree_nodes=about["tree_nodes"],
             rates=_rates(about["rates"]),
             texts=tuple(texts),
+            deepest=about.get("deepest"),
         )
 
     @property

@@ -55,8 +55,8 @@ class Prediction:
 
     Args:
         tau, acceptance, acceptance_by_position, plain_turn_share: as ``bench`` has them, pooled over texts.
-        milliseconds_per_token: of one text among ``batch`` of them, reading the prompt included where the table knows
-            what that costs; None without costs.
+        milliseconds_per_token: time over the tokens of all texts, reading the prompt included where the table knows
+            what that costs: one of ``batch`` texts decoded at once waits ``batch`` times as long. None without costs.
         speedup, speedup_ci: as ``bench`` has them: the ratio of median rates over texts, or over groups of texts that
             are decoded at once, and its 95 % interval by a bootstrap over these; None without costs, and no interval
             for a single one.
@@ -125,13 +125,13 @@ def replay(
 
 
 def _bounds(trace: Recording, setting: Setting, branching: Branching) -> tuple[int, int]:
-    """Depth and nodes as ``generate`` takes them, within what was recorded."""
+    """Depth and nodes as ``generate`` takes them, within what was recorded and no deeper than the drafter reaches."""
     nodes, depth = setting.num_draft_tokens, setting.depth
     for name, value, least in (("num_draft_tokens", nodes, 0), ("depth", depth, 1), ("batch", setting.batch, 1)):
         if isinstance(value, int) and value < least:
             raise UsageError(f"{name} is {value}; allowed: {least} or more")
     if nodes == "auto":
-        deepest = min(depth or AUTO_DEPTH, trace.depth)
+        deepest = min(depth or AUTO_DEPTH, trace.deepest or trace.depth, trace.depth)
         return deepest, deepest if branching.is_chain else max(AUTO_NODES, deepest)
     deepest = nodes if branching.is_chain else min(nodes, depth or AUTO_DEPTH)
     Fixed(branching, depth or deepest if nodes else 0, nodes)  # refuses what contradicts itself
@@ -139,7 +139,8 @@ def _bounds(trace: Recording, setting: Setting, branching: Branching) -> tuple[i
         raise UsageError(f"drafts are {deepest} deep; allowed: up to {trace.depth}, as deep as the trace's")
     if not branching.is_chain and trace.trees and nodes > trace.tree_nodes:
         raise UsageError(f"num_draft_tokens is {nodes}; allowed: up to {trace.tree_nodes}, as many as the trace's")
-    return deepest, nodes
+    reached = min(deepest, trace.deepest or deepest)
+    return reached, reached if branching.is_chain else nodes
 
 
 def _check(

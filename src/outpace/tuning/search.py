@@ -16,7 +16,7 @@ from outpace.decoding.options import AUTO_NODES, costs_of
 from outpace.decoding.plan import ALL
 from outpace.drafters.budget import Branching
 from outpace.drafters.drafter import Drafter
-from outpace.errors import NumericsError, OutpaceError
+from outpace.errors import NumericsError, OutpaceError, UsageError
 from outpace.evaluation.benchmark import Clock, Group, grouped, measure
 from outpace.evaluation.workloads import Question
 from outpace.models.staging import Progress, silent
@@ -110,18 +110,30 @@ def search(
         drafters: the candidates by their names for ``load_drafter``; plain decoding is always one too.
         asked: prompts, at least one.
         task: what is asked for.
-        costs: of another machine, by drafter: everything is then predicted and no run is timed.
+        costs: of another machine, by drafter: everything is then predicted and no run is timed, so that nobody knows
+            what a sequence waits, and goodput cannot be asked for.
         progress: told how many seconds are gone, of how many.
         clock: seconds, rising.
 
     Raises:
+        UsageError: goodput with costs of another machine, or a category of prompts that is called ``all``.
         NumericsError: the target's logits are no distribution.
         KeyboardInterrupt: interrupted before anything was known; later an interrupt ends the search and is noted.
     """
     begin = clock()
+    if costs is not None and task.goal == "goodput":
+        raise UsageError(
+            "goal is goodput and costs are given, so that nobody's wait is timed; allowed with costs: latency, throughput"
+        )
+    if any(question.category == ALL for question in asked):
+        raise UsageError(f"a prompt's category is {ALL!r}, as plans call all prompts; allowed: another name, or none")
+    notes = []
+    if drafters and not target.can_rewind:
+        notes = [f"nobody can draft here: the target {target.name!r} cannot rewind, and decodes plainly alone"]
+        drafters = {}
     drawn = any(task.drawn(heat) for heat in task.temperatures)
     everyone = all_candidates(list(drafters.items()), target, drawn=drawn, rule=task.rule)
-    found = Searched(task, list(dict.fromkeys(question.category for question in asked)), everyone)
+    found = Searched(task, list(dict.fromkeys(question.category for question in asked)), everyone, notes=notes)
     going = _Search(target, drafters, asked, found, progress, clock, begin)
     try:
         going.run(costs)
@@ -157,6 +169,11 @@ class _Search:
 
     def told(self, what: str) -> None:
         self.progress(min(int(self.clock() - self.begin), int(self.task.budget_s)), int(self.task.budget_s), what)
+
+    def candidates(self, temperature: float) -> list[Candidate]:
+        """Who makes sense there: where nothing is drawn, no tree of drawn children."""
+        drawn = self.task.drawn(temperature)
+        return [one for one in self.found.candidates if drawn or Branching.parse(one.tree).kind != "sampled"]
 
     def run(self, given: Mapping[str, CostTable] | None) -> None:
         """All probes, then load by load."""
@@ -213,7 +230,8 @@ class _Search:
         batches = {*task.batches, *(BATCHES if task.budget_s >= ROOMY_S else ())}
         share = min(MOST_COSTS_S, COSTS_SHARE * task.budget_s / len(task.temperatures)) / max(1, len(self.drafters))
         for name, drafter in self.drafters.items():
-            shapes = {one.tree for one in self.found.candidates if one.drafter == name and one.tree != "chain"}
+            own = [one for one in self.candidates(temperature) if one.drafter == name]
+            shapes = {one.tree for one in own if one.tree != "chain"}
             self.told(f"measuring what {name} costs here")
             try:
                 found[name] = tuning_costs(
@@ -221,7 +239,7 @@ class _Search:
                     drafter,
                     batches=sorted(batches),
                     contexts=(_CONTEXT,),
-                    rows=1 + AUTO_NODES,
+                    rows=1 + (AUTO_NODES if shapes else max(one.depth or 0 for one in own)),
                     sampling=task.sampling(temperature),
                     seeded=task.seeded(),
                     branchings=[Branching.parse(shape) for shape in sorted(shapes)],
@@ -240,7 +258,7 @@ class _Search:
             for name in self.found.categories
         }
         names = [name for name in self.found.categories if name is not None]
-        here.alive = entrants(self.found.candidates, here.promises, names, self.size(here, until))
+        here.alive = entrants(self.candidates(here.level.temperature), here.promises, names, self.size(here, until))
         taken: Counter[str | None] = Counter()
         while True:
             began, sweeps = self.clock(), 0

@@ -5,7 +5,7 @@ Knows nothing of how runs were taken or of how a verdict is worded.
 * Drafting wins only beyond doubt: the whole interval over plain decoding lies above 1, from five groups of prompts on.
 * Where that is not so, the controller of the best drafter is chosen if it was measured and was not slower, as it gives
   up by itself; else plain decoding.
-* Of settings that give up no more than ``TIE`` the simplest is chosen.
+* Of settings that are faster beyond doubt and give up no more than ``TIE`` the simplest is chosen.
 * A category has a verdict of its own where its best setting beats the one for all beyond doubt, from three groups on.
 """
 
@@ -72,11 +72,10 @@ def decide(
         best = _fastest(trials, field, PLAIN, category)
         if PLAIN not in allowed:
             return Verdict(category, _simplest(trials, best, field, category), best, "bound")
-    found = trials.compare(best, PLAIN, category)
-    low, high = (found and found.interval) or (0.0, math.inf)
-    if found is not None and found.enough and low > 1:
-        return Verdict(category, _simplest(trials, best, field, category), best, "faster")
-    if found is not None and found.enough and high < 1:
+    faster = [one for one in field if _surely(trials, one, category)[0] > 1]
+    if best in faster:
+        return Verdict(category, _simplest(trials, best, faster, category), best, "faster")
+    if _surely(trials, best, category)[1] < 1:
         return Verdict(category, PLAIN, best, "slower")
     return Verdict(category, _cautious(trials, best, category, bound_ms), best, "unclear")
 
@@ -111,7 +110,8 @@ def decide_own(
         return Verdict(category, PLAIN, ahead, "slower")
     if not _beats(trials, best, PLAIN, category):  # another way to be no better than plain decoding
         return Verdict(category, _cautious(trials, best, category, bound_ms), ahead, "unclear")
-    return Verdict(category, _simplest(trials, best, drafting, category), best, "faster")
+    faster = [one for one in drafting if _beats(trials, one, PLAIN, category)]
+    return Verdict(category, _simplest(trials, best, faster, category), best, "faster")
 
 
 def decide_unmeasured(predictions: Mapping[Candidate, Prediction], category: str = ALL) -> Verdict:
@@ -164,6 +164,12 @@ def _within(trials: Trials, field: Sequence[Candidate], category: str, bound_ms:
     """Those that keep to the bound, or the one that misses it by least."""
     waits = {one: _wait(trials, one, category) for one in field}
     return [one for one in field if waits[one] <= bound_ms] or [min(field, key=lambda one: waits[one])]
+
+
+def _surely(trials: Trials, one: Candidate, category: str) -> tuple[float, float]:
+    """Between what the speed-up over plain decoding surely lies; anything, where too few groups were measured."""
+    found = trials.compare(one, PLAIN, category)
+    return (found and found.enough and found.interval) or (0.0, math.inf)
 
 
 def _beats(trials: Trials, ours: Candidate, theirs: Candidate, category: str) -> bool:

@@ -62,11 +62,10 @@ class Prices:
     Args:
         costs: the table; None where nobody asks for time.
         rows: the most rows a sequence.
-        batch: sequences at once when a group begins.
     """
 
-    def __init__(self, costs: CostTable | None, rows: int, batch: int = 1) -> None:
-        self.costs, self.rows, self.batch = costs, rows, batch
+    def __init__(self, costs: CostTable | None, rows: int) -> None:
+        self.costs, self.rows = costs, rows
         self.known: dict[tuple[int, int], TurnCosts] = {}
 
     def turn(self, batch: int, context: int, nodes: int, depth: int, asked: bool) -> float:
