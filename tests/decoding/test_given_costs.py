@@ -71,6 +71,21 @@ def test_bytes_are_those_of_the_pair(tiny: Transformer) -> None:
     assert (given.target_bytes, given.draft_bytes, given.launch) == (5, 7, 0)
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_heads_read_the_targets_rows_where_they_have_none(own: bool, tiny: Transformer) -> None:
+    """Four heads of one 32 x 32 layer; 64 tokens: rows of each head's own, or those of the target once."""
+    heads = medusa_on(tiny, medusa_shape(own_head=own))
+    found = Machine.parse("assumed:bandwidth=1e9,flops=1e10", tiny, heads)
+    assert found.draft_bytes == 4 * (4 * 32 * 32 + (4 if own else 1) * 64 * 32)
+
+
+def test_a_first_head_reads_the_targets_rows(tiny: Transformer) -> None:
+    head = FirstHead(first_shape())
+    found = Machine.parse("assumed:bandwidth=1e9,flops=1e10", tiny, Eagle(head, tiny))
+    own = sum(weight.numel() for weight in head.parameters() if weight.dim() == 2)
+    assert found.draft_bytes == 4 * (own + 64 * 32)
+
+
 def test_a_table_model_has_no_bytes() -> None:
     target = table_target(random_table(8))
     with pytest.raises(UsageError, match="nobody knows how many bytes a forward of 'table' reads; allowed: target_by"):

@@ -183,6 +183,7 @@ def test_records_are_read_as_they_were_made(tmp_path: Path, tiny: Transformer, t
     assert found.records == made
     assert found.header["probe"] == {
         "depth": 8,
+        "deepest": None,
         "candidates": 16,
         "seed": 1,
         "tree_nodes": 64,

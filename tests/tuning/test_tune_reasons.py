@@ -128,11 +128,15 @@ def level(batch: int, ratio: float, chosen: Candidate, beyond: dict[int, float] 
         ),
         ([level(1, 0.9, PLAIN)], "0.90x at 1; drafting pays at none of these loads."),
         (
+            [level(8, 0.9, PLAIN, {1: 1.4})],
+            "1.40x at 1 (predicted), 0.90x at 8; drafting stops paying at 8 at a time.",
+        ),
+        (
             [level(1, 1.5, HEAD4), level(4, 1.4, HEAD4)],
             "1.50x at 1, 1.40x at 4; drafting pays at every load that is known, 4 at a time at most.",
         ),
     ],
-    ids=["measured", "predicted", "nowhere", "everywhere"],
+    ids=["measured", "predicted", "nowhere", "lighter", "everywhere"],
 )
 def test_where_drafting_stops_paying(told: Any, words: str) -> None:
     said = loads([found for found, _ in told], [verdict for _, verdict in told])
@@ -150,6 +154,14 @@ def test_the_formula_is_that_of_expectation() -> None:
     turn = 0.4 + 0.5 * 4 * 1.0 + 0.5 * 22 + 0.5 * 20
     assert PART.speedup == pytest.approx(tau * 20 / turn)
     assert (PART.draft_ms, PART.verify_ms) == (pytest.approx(2.4), 21.0)
+
+
+def test_a_tree_has_the_draft_costs_of_a_tree() -> None:
+    table = CostTable({(1, 256): COSTS}, trees={"top-k:8": {1: (3.0, 5.0)}})
+    promised = Prediction(2.5, 0.6, (0.6, 0.6), 0.0)
+    for tree, costs in (("chain", (0.4, 1.0)), ("dynamic", (3.0, 5.0)), ("top-p:0.9", (0.4, 1.0))):
+        part = Breakdown.of(Candidate("head", 4, tree, 4), promised, table, 1)
+        assert part is not None and (part.costs.draft_turn, part.costs.draft_step) == costs
 
 
 def test_break_evens_are_where_they_are_said_to_be() -> None:

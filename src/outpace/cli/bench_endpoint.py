@@ -136,25 +136,25 @@ def bench_endpoint(
         "break_even": as_plain(point),
         "findings": said,
     }
-    show(document, [endpoint_table(shown, opened)], [*_notes(answered, shown, protocol), *said], json_output)
+    show(document, [endpoint_table(shown, opened)], [*_notes(answered, shown, protocol, temperatures[0]), *said], json_output)
     if said:
         raise typer.Exit(1)
 
 
-def _notes(answered: Answered, shown: Sequence[EndpointRow], protocol: Protocol) -> list[str]:
+def _notes(answered: Answered, shown: Sequence[EndpointRow], protocol: Protocol, temperature: float) -> list[str]:
     notes = []
     if answered.rounds < protocol.repeats:
         notes.append(
             f"{answered.rounds} of {protocol.repeats} rounds: the budget of {protocol.budget_s:g} s held no more"
         )
     if not all(row.counted for row in shown):
-        notes.append("the server does not count its tokens: pieces of text were counted, and one may hold several")
+        notes.append("a server does not count its tokens: pieces of text were counted, and one may hold several")
     if all(row.drafting is None for row in shown):
         notes.append("nothing is known of drafts: the server has no such counters, or drafts nothing")
     elif any(row.drafting is not None and row.drafting["others"] for row in shown):
         notes.append("the server answered others meanwhile: acceptance is not of these requests alone")
     shares = [row.same_texts for row in shown if row.same_texts is not None]
-    if shares and protocol.seed is None:
+    if shares and temperature == 0:  # texts that are drawn differ without meaning anything
         notes.append(f"both servers said the same text to {min(shares):.0%} of the prompts or more")
     return notes
 

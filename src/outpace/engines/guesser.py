@@ -49,6 +49,11 @@ class Guesser:
         """What it is, in words."""
         return WORDS[self.kind]
 
+    @property
+    def deepest(self) -> int | None:
+        """The longest path that it can draft; None where it has no limit of its own, or where that is not known."""
+        return self.card.depth_trained if self.card is not None and self.kind == "medusa" else None
+
 
 def guesser(name: str, fingerprint: str, kind: str | None = None) -> Guesser:
     """The drafter of a plan.

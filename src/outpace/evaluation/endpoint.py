@@ -22,8 +22,10 @@ LONGEST = 2**20
 ENDS = ("/chat/completions", "/completions", "/models")
 EXAMPLE = "http://127.0.0.1:8000/v1"
 STREAM = "text/event-stream"
-PAGES = ("/metrics", "/prometheus/metrics")
-"""Where counters stand: vLLM, SGLang and llama.cpp; TensorRT-LLM."""
+PAGES = ("/prometheus/metrics", "/metrics")
+"""Where counters stand: TensorRT-LLM, whose /metrics is another page; vLLM, SGLang and llama.cpp."""
+SHOWN = 4
+"""Characters of a key that may stand in a message: no longer beginning of it may."""
 
 
 class Endpoint:
@@ -65,14 +67,16 @@ class Endpoint:
         path = parts.path.rstrip("/")
         for end in ENDS:
             path = path.removesuffix(end)
-        self._host, self._port, self._secure = host, port, parts.scheme == "https"
+        self._secure = parts.scheme == "https"
+        # Named, as http.client would read the last part of an IPv6 address as the port.
+        self._host, self._port = host, port or (443 if self._secure else 80)
         self._path = path or "/v1"
         self.url = f"{parts.scheme}://{parts.netloc}{self._path}"
         self.name, self.timeout_s, self._clock = name, timeout_s, clock
         self._key = (api_key or "").strip()
         if not re.fullmatch(r"[!-~]*", self._key):
             raise UsageError("OPENAI_API_KEY holds characters that cannot be sent; allowed: printable ASCII, no spaces")
-        self._open: set[http.client.HTTPConnection] = set()
+        self._open: set[socket.socket] = set()
 
     def __repr__(self) -> str:
         return f"Endpoint({self.url!r})"
@@ -130,8 +134,10 @@ class Endpoint:
         return UsageError(f"{self.name} is {self.url}: {self._hidden(str(error))}", hint=hint)
 
     def _hidden(self, words: str) -> str:
-        """Words of a server without the key, should it repeat it."""
-        return words.replace(self._key, "[key]") if self._key else words
+        """Words of a server without the key, should it repeat it, whole or cut off."""
+        for size in range(len(self._key), min(SHOWN, len(self._key) - 1), -1):
+            words = words.replace(self._key[:size], "[key]")
+        return words
 
     def _page(self, path: str) -> str:
         with self._exchange("GET", path, None) as (response, _):
@@ -193,16 +199,17 @@ class Endpoint:
         connection = kind(self._host, self._port, timeout=self.timeout_s)
         headers = {"Accept": "*/*"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
         headers |= {"Content-Type": "application/json"} if body is not None else {}
-        self._open.add(connection)
-        begun = None
+        begun = line = None
         try:
             connection.connect()
+            line = connection.sock  # an answer that ends with its connection takes it away from there
+            self._open.add(line)
             begun = self._clock()
             connection.request(method, path, body, headers)
-            response = connection.getresponse()
-            if response.status != 200:
-                raise _turned_down(response)
-            yield response, begun
+            with connection.getresponse() as response:
+                if response.status != 200:
+                    raise _turned_down(response)
+                yield response, begun
         except TimeoutError as error:
             raise Failed(f"nothing came for {self.timeout_s:g} s") from error
         except http.client.HTTPException as error:
@@ -211,15 +218,15 @@ class Endpoint:
             what = "it cannot be reached" if begun is None else "it broke off"
             raise Failed(f"{what}: {error.strerror or error}") from error
         finally:
-            self._open.discard(connection)
+            if line is not None:
+                self._open.discard(line)
             connection.close()
 
     def hang_up(self) -> None:
         """End every request that is under way, from whichever thread."""
-        for connection in list(self._open):
-            if connection.sock is not None:
-                with suppress(OSError):
-                    connection.sock.shutdown(socket.SHUT_RDWR)
+        for line in list(self._open):
+            with suppress(OSError):
+                line.shutdown(socket.SHUT_RDWR)
 
 
 def _turned_down(response: http.client.HTTPResponse) -> Failed:

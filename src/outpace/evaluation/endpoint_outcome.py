@@ -29,7 +29,8 @@ class EndpointRow:
     """The figures of one concurrency; the fields of a result of ``bench --endpoint``.
 
     Intervals are of a bootstrap, over requests for what one request sees and over streams for rates and speed-ups; None
-    for a single one. Figures of the baseline are None where there is no second server.
+    for a single one. Figures of the baseline are None where there is no second server, and speed-ups where tokens were
+    not counted: a piece of a server that drafts holds more of them.
 
     Args:
         concurrency, streams: requests at once, and streams in which every request was answered, by both servers.
@@ -38,7 +39,7 @@ class EndpointRow:
         tokens_per_second: of all requests together, the median over streams.
         speedup: the ratio of medians to the baseline's.
         same_texts: of the prompts that both answered, the share with the same text.
-        counted: whether the server counted its tokens; else pieces of text were, which may hold several.
+        counted: whether every server counted its tokens; else pieces of text were, which may hold several.
         drafting: acceptance and the like, see ``drafting_of``; None where nothing is known.
     """
 
@@ -87,11 +88,15 @@ def _row(level: int, ours: Sequence[Served], theirs: Sequence[Served] | None) ->
     first, first_ci = _median(_firsts(ours))
     pace, pace_ci = _median(_paces(ours))
     rate, rate_ci = _median([one.rate for one, _ in whole])
+    answers = [one for stream in ours for one in stream.answers]
+    others = [] if theirs is None else [one for stream in theirs for one in stream.answers]
+    counted = all(one.counted for one in (*answers, *others) if one.error is None)
     versus: dict[str, Any] = {}
     if theirs is not None:
-        ratio = median_ratio([one.rate for one, _ in whole], [other.rate for _, other in whole]) if whole else None
+        told = whole if counted else []
+        ratio = median_ratio([one.rate for one, _ in told], [other.rate for _, other in told]) if told else None
         versus = {
-            "baseline_failed": sum(one.error is not None for stream in theirs for one in stream.answers),
+            "baseline_failed": sum(one.error is not None for one in others),
             "baseline_first_token_ms": _median(_firsts(theirs))[0],
             "baseline_ms_per_token": _median(_paces(theirs))[0],
             "baseline_tokens_per_second": _median([other.rate for _, other in whole])[0],
@@ -99,7 +104,6 @@ def _row(level: int, ours: Sequence[Served], theirs: Sequence[Served] | None) ->
             "speedup_ci": None if ratio is None or len(whole) < 2 else (ratio.low, ratio.high),
             "same_texts": _same(pairs),
         }
-    answers = [one for stream in ours for one in stream.answers]
     return EndpointRow(
         concurrency=level,
         streams=len(whole),
@@ -111,7 +115,7 @@ def _row(level: int, ours: Sequence[Served], theirs: Sequence[Served] | None) ->
         ms_per_token_ci=pace_ci,
         tokens_per_second=rate,
         tokens_per_second_ci=rate_ci,
-        counted=all(one.counted for one in answers if one.error is None),
+        counted=counted,
         drafting=drafting_of([one for one in ours if one.whole]),
         **versus,
     )
@@ -164,6 +168,8 @@ def endpoint_verdict(answered: Answered, rows: Sequence[EndpointRow]) -> tuple[s
             return "no stream was answered as a whole: there is no rate to tell", None
         words = ", ".join(f"{row.tokens_per_second:.1f} tokens per second at {row.concurrency} at once" for row in told)
         return words, None
+    if not all(row.counted for row in rows):
+        return "not both servers count their tokens: there is no speed-up to tell", None
     levels = []
     for level, ours in sorted(answered.ours.items()):
         pairs = zip(ours, answered.theirs[level], strict=True)

@@ -5,8 +5,9 @@ Knows nothing of acceptance: nothing is verified, so that any depth, tree, thres
 The file is a trace (``decoding/trace.py``): JSON lines, the same header and the same fields of a record, with these
 differences. The header has ``probe`` besides, {depth, deepest, candidates, seed, trees, tree_nodes, rates, texts}: the
 longest path that the drafter can draft, null where it has no limit, its own rates by rank, and of each text its id,
-category, prompt and limit, the most tokens that it could have had. There is one record for every position of a text, prompt excluded: ``request`` counts texts, ``start`` is the position, ``last``
-the token before it, ``token`` the one that the target said there.
+category, prompt and limit, the most tokens that it could have had. There is one record for every position of a text,
+prompt excluded: ``request`` counts texts, ``start`` is the position, ``last`` the token before it, ``token`` the one
+that the target said there.
 
 * ``nodes`` are a chain of at most eight tokens that the drafter proposes for this position and those behind it, told of
   the true tokens up to ``last``, as a request with this seed would get them; the first position, which prefill gives,

@@ -202,7 +202,7 @@ def _remembered(drafts: Drafting) -> Drafting:
 def _simulations(
     texts: Sequence[Text], batch: int, drafts: Drafting, makes: Callable[[], Control], prices: Prices
 ) -> list[Counts]:
-    """Groups of texts as ``bench`` makes them: the last one is filled up with texts from the beginning."""
+    """Groups of texts in their order, whatever their kind; the last one is filled up with texts from the beginning."""
     units = []
     for start in range(0, len(texts), batch):
         group = list(itertools.islice(itertools.cycle(texts), start, start + batch))
