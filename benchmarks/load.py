@@ -24,7 +24,7 @@ from rich.progress import Progress
 from outpace.drafters.load import load_drafter
 from outpace.evaluation.benchmark import Protocol, Setting
 from outpace.evaluation.load import ROUNDS, Loaded, measure
-from outpace.evaluation.load_outcome import LoadRow, load_rows, verdicts
+from outpace.evaluation.load_outcome import LoadRow, as_plain, load_rows, verdicts
 from outpace.evaluation.workloads import Question
 from outpace.models.load import load_target
 
@@ -104,7 +104,7 @@ def main(argv: list[str] | None = None) -> int:
         cells += map(cell, rows)
         for setting, (sentence, point) in zip(SETTINGS, verdicts(loaded), strict=True):
             words = {"method": name, "num_draft_tokens": setting.num_draft_tokens, "sentence": sentence}
-            points.append(words | {"break_even": point})
+            points.append(words | {"break_even": as_plain(point)})
     keys = ("num_draft_tokens", "concurrency", "baseline_tokens_per_second", "tokens_per_second", "speedup")
     keys += ("predicted_speedup", "baseline_ms_per_token", "ms_per_token", "tau", "plain_turn_share")
     for method in dict.fromkeys(one["method"] for one in cells):

@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 import torch
 
+from first_heads import first_shape
+from medusas import medusa_on
 from outpace.decoding.assumed import Machine, assumed_table, said
 from outpace.decoding.cost_file import read_costs, write_costs
 from outpace.decoding.cost_grid import tuning_costs
 from outpace.decoding.costs import CONTEXTS, CostTable
 from outpace.drafters.budget import Branching
+from outpace.drafters.eagle import Eagle
+from outpace.drafters.first_head import FirstHead
 from outpace.drafters.lookup import Lookup
 from outpace.drafters.small import Small
 from outpace.errors import UsageError
@@ -74,7 +78,7 @@ def test_bytes_are_those_of_the_pair(tiny: Transformer) -> None:
 @pytest.mark.parametrize("own", [True, False])
 def test_heads_read_the_targets_rows_where_they_have_none(own: bool, tiny: Transformer) -> None:
     """Four heads of one 32 x 32 layer; 64 tokens: rows of each head's own, or those of the target once."""
-    heads = medusa_on(tiny, medusa_shape(own_head=own))
+    heads = medusa_on(tiny, own=own)
     found = Machine.parse("assumed:bandwidth=1e9,flops=1e10", tiny, heads)
     assert found.draft_bytes == 4 * (4 * 32 * 32 + (4 if own else 1) * 64 * 32)
 

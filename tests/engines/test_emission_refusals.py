@@ -1,5 +1,6 @@
 """What cannot be emitted is refused by name; what is near enough is emitted, and what it is not is said."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,9 @@ import pytest
 from cards import written
 from heads import random_head, shape_of
 from outpace.decoding.plan import Choice
+from outpace.drafters.record import read_record
 from outpace.engines.emit import ENGINES, emit, emit_pair
-from outpace.engines.guesser import guesser
+from outpace.engines.guesser import Guesser, guesser
 from outpace.engines.schema import schema, versions
 from outpace.errors import UnsupportedError, UsageError
 from outpace.export.formats import export
@@ -186,6 +188,42 @@ def test_a_head_that_a_layout_cannot_carry(tmp_path: Path, engine: str, layout: 
     with pytest.raises(UnsupportedError) as theirs:
         export(str(card), layout, tmp_path / "out")
     assert ours.value.message == theirs.value.message
+
+
+@pytest.mark.parametrize("said", [{}, {"depth": 8}, {"num_draft_tokens": 5}], ids=["auto", "auto bound", "five"])
+def test_medusa_drafts_no_deeper_than_it_has_heads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: dict[str, Any]
+) -> None:
+    """vLLM would make heads for the others out of nothing."""
+    card = read_record(written(tmp_path / "card", random_head(shape_of(taps=(2, 4, 5)))))
+    card = replace(card, method="medusa", taps=(), flags={"own_head": False}, depth_trained=3)
+    card = replace(card, draft_vocab_size=card.target.vocab_size)
+    monkeypatch.setattr("outpace.engines.wish.guesser", lambda *names: Guesser("medusa", DRAFT, card))
+    done = emit(plan_of(Choice(drafter=DRAFT, **said)), "vllm", "0.32.0")
+    assert done.config is not None and done.config["num_speculative_tokens"] == 3
+
+
+def test_medusa_has_no_schedule() -> None:
+    """vLLM has one for its other methods alone."""
+    plan = plan_of(Choice(drafter=DRAFT, num_draft_tokens=3), Choice(drafter="none", batch=8))
+    done = emit(plan, "vllm", "0.32.0", kind="medusa")
+    assert done.config == {"method": "medusa", "model": DRAFT, "num_speculative_tokens": 3}
+    assert done.cannot[0].what == (
+        "drafts by batch size (no drafts from batch 8 on): vLLM with Medusa heads drafts alike at all of them"
+    )
+
+
+def test_a_temperature_that_openvino_cannot_keep_is_said() -> None:
+    done = emitted("openvino", "eagle3", **CHAIN, rule="match", temperature=0.7)
+    assert "do_sample = False" in (done.python or "")
+    assert done.cannot[0].what == "temperature 0.7: OpenVINO GenAI has no exact acceptance of drawn drafts"
+
+
+@pytest.mark.parametrize("engine", ["llamacpp", "openvino"])
+def test_two_models_of_one_name_are_not_converted_to_one_file(engine: str) -> None:
+    plan = plan_of(Choice(drafter="one/model", **CHAIN), target="another/model")
+    with pytest.raises(UsageError, match="the target and the drafter both become 'model"):
+        emit(plan, engine, kind="model")
 
 
 def test_a_head_of_part_of_the_vocabulary_cannot_be_drawn_from_by_sglang(tmp_path: Path) -> None:

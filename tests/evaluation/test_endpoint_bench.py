@@ -1,6 +1,7 @@
 """Asking a server: what is sent, what is heard and when, and every way in which a request can fail, by name."""
 
 import json
+import threading
 import time
 from typing import Any
 
@@ -239,6 +240,25 @@ def test_a_request_under_way_can_be_hung_up() -> None:
     assert found.error is not None and found.text == ""
 
 
+def test_an_answer_that_ends_with_its_connection_can_be_hung_up_too() -> None:
+    """The reader waits in the middle of an answer that would never go on."""
+    never = threading.Event()
+
+    def script(reply: Reply, asked: dict[str, Any]) -> None:
+        reply.begin()
+        reply.piece("a")
+        time.sleep(0.3)  # until the piece has been read
+        endpoint.hang_up()
+        never.wait(20)
+
+    with scripted(script) as server:
+        endpoint = Endpoint(server.url, timeout_s=10.0)
+        begin = time.monotonic()
+        found = endpoint.ask(CHAT, BODY)
+        never.set()
+    assert found.error == "its stream ended before the answer did" and time.monotonic() - begin < 9
+
+
 @pytest.mark.parametrize(
     ("said", "words"),
     [
@@ -301,6 +321,30 @@ def test_the_key_is_sent_and_never_shown() -> None:
         with pytest.raises(UsageError, match="401") as missing:
             Endpoint(server.url).models()
         assert missing.value.hint == "set OPENAI_API_KEY"
+
+
+def test_a_key_that_a_long_message_cuts_off_is_not_shown() -> None:
+    key = "sk-very-secret"
+    said = {"error": {"message": "x" * 190 + key}}  # the message ends behind 200 characters
+    with scripted(lambda reply, asked: reply.status(500, said)) as server:
+        error = ask(server, api_key=key).error
+    assert error is not None and error.endswith("x[key]…")
+
+
+def test_an_ipv6_address_without_a_port() -> None:
+    """Its last part is no port: it was asked at port 1 of nothing."""
+    with pytest.raises(UsageError, match=r"endpoint is http://\[::1\]/v1: .*"):
+        Endpoint("http://[::1]", timeout_s=1.0, clock=lambda: 0.0).models()
+    assert vars(Endpoint("http://[::1]")).items() >= {"_host": "::1", "_port": 80}.items()
+    assert vars(Endpoint("https://here")).items() >= {"_host": "here", "_port": 443}.items()
+
+
+def test_counters_of_tensorrt_llm_stand_beside_a_page_of_other_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its /metrics answers too, with a JSON list of iterations."""
+    pages = {"/metrics": "[]", "/prometheus/metrics": "trtllm_x 1"}
+    endpoint = Endpoint("http://here")
+    monkeypatch.setattr(endpoint, "_page", pages.__getitem__)
+    assert endpoint.metrics() == "trtllm_x 1"
 
 
 @pytest.mark.parametrize("key", ["a b", "a\nb", "ä"])

@@ -201,6 +201,17 @@ def test_texts_that_differ_are_counted() -> None:
     assert endpoint_rows(found)[0].same_texts == 0.5
 
 
+@pytest.mark.parametrize("who", ["ours", "theirs"])
+def test_pieces_make_no_speed_up(who: str) -> None:
+    """A piece of a server that drafts holds more tokens than one of a server that does not."""
+    found = compared([2.0] * 5, [1.0] * 5)
+    getattr(found, who)[1][0].answers[0] = whole(counted=False)
+    [row] = endpoint_rows(found)
+    assert (row.counted, row.speedup, row.speedup_ci, row.slower) == (False, None, None, False)
+    assert row.tokens_per_second == 10.0 and endpoint_findings(found, [row]) == []
+    assert endpoint_verdict(found, [row]) == ("not both servers count their tokens: there is no speed-up to tell", None)
+
+
 @pytest.fixture
 def counting() -> Iterator[Scripted]:
     """Counts 10 drafts, 20 drafted, 12 accepted tokens and 4 tokens in all for every answer."""

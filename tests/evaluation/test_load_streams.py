@@ -178,6 +178,17 @@ def test_the_prediction_is_that_of_the_costs(loaded: Loaded) -> None:
     assert row.predicted_speedup == pytest.approx(1 / (0.2 + 0.8 / decoding))
 
 
+def test_no_deeper_chain_is_foreseen_than_the_drafter_can_draft(loaded: Loaded) -> None:
+    """Each further draft is free here, so that the longest chain pays best."""
+    costs = CostTable({(1, 16): TurnCosts({1: 20.0, 2: 20.0})})
+    found = replace(known(known(loaded, 1, [2.0], [1.0]), 2, [2.0], [1.0]), costs={1: [costs], 2: [costs]})
+    auto = {level: replace(one, settings=[Setting("auto")]) for level, one in found.levels.items()}
+    found = replace(found, levels=auto)
+    gains = [load_rows(replace(found, deepest=most), "lookup", None)[0].predicted_speedup for most in (1, 2, None)]
+    first, second, free = (gain or 0.0 for gain in gains)
+    assert 1 < first < second < free
+
+
 def test_nothing_drafted_nothing_foreseen(loaded: Loaded) -> None:
     def without(one: Measured) -> Measured:
         return replace(

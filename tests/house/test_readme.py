@@ -11,7 +11,7 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 TEST_COMMAND = "pip install -e '.[test]' && pytest"
-PAGES = ("README.md", "docs/training.md", "docs/report.md")
+PAGES = ("README.md", *(f"docs/{name}.md" for name in ("training", "tuning", "engines", "load", "report")))
 REAL = "<!-- real -->"
 """On the line above a fence: the block needs the default model, and runs where that may be pulled."""
 RUN = "import sys; from outpace.cli import main; sys.argv[0] = 'outpace'; main()"

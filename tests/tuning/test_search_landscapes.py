@@ -14,7 +14,7 @@ from outpace.tuning.conclusion import Tuned, conclude
 from outpace.tuning.halving import survivors
 from outpace.tuning.search import Searched
 from outpace.tuning.task import Level, Task
-from toys import must_fail
+from toys import lively, must_fail
 from worlds import HEAD, LOOKUP, World, chain_of, prompts
 
 FEW = {"code": 6, "chat": 6}
@@ -233,6 +233,38 @@ def test_nobody_to_draft(tiny: Transformer, monkeypatch: pytest.MonkeyPatch) -> 
     searched = World(lambda category, one, level: 1.0).search(tiny, monkeypatch, Task(), prompts(FEW), {})
     assert chosen(searched, tiny) == (NONE, 0)
     assert "nobody was there to draft" in conclude(searched, tiny).reasons[0].sentences[0]
+
+
+def test_a_target_that_cannot_rewind_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = lively()
+    target.can_rewind = False  # type: ignore[misc]
+    searched = World(lambda category, one, level: 1.4).search(
+        target, monkeypatch, Task(), prompts(FEW), {"lookup": LOOKUP}
+    )
+    assert chosen(searched, target) == (NONE, 0)
+    assert searched.notes == ["nobody can draft here: the target 'lively' cannot rewind, and decodes plainly alone"]
+
+
+def test_nobody_draws_where_nothing_is_drawn(run: Run) -> None:
+    """A tree of drawn children takes part at temperature 1, and not at 0."""
+    task = Task(budget_s=9000.0, temperatures=(0.0, 1.0))
+    world = World(lambda category, one, level: 1.4 + 0.1 * one.tree.startswith("sampled"))
+    run(world, task, None, head=HEAD)
+    heats = {level.temperature for _, one, level in world.ran if one.tree.startswith("sampled")}
+    assert heats == {1.0}
+
+
+def test_goodput_by_costs_that_are_given_is_refused(run: Run) -> None:
+    world = World(lambda category, one, level: 1.4)
+    given = {"lookup": world.costs(None, None, batches=(1,))}
+    task = Task(goal="goodput", latency_bound_ms=50.0)
+    with pytest.raises(UsageError, match="goal is goodput and costs are given.*allowed with costs: latency, throughp"):
+        run(world, task, None, lookup=LOOKUP, costs=given)
+
+
+def test_a_category_called_all_is_refused(run: Run) -> None:
+    with pytest.raises(UsageError, match="a prompt's category is 'all', as plans call all prompts; allowed: another"):
+        run(World(lambda category, one, level: 1.4), None, {"code": 1, "all": 1})
 
 
 def test_costs_of_another_machine_time_nothing(run: Run, tiny: Transformer) -> None:

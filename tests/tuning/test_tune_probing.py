@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from medusas import medusa_on
 from outpace.decoding.costs import CostTable
 from outpace.decoding.plan import ALL
 from outpace.drafters.lookup import Lookup
@@ -16,6 +17,7 @@ from outpace.tuning.candidates import Candidate, all_candidates
 from outpace.tuning.probing import predict, record
 from outpace.tuning.task import Level, Task
 from outpace.verification.expectation import TurnCosts
+from toys import lively
 from worlds import prompts
 
 TASK, SHORT = Task(max_new_tokens=40), Task(max_new_tokens=10)
@@ -73,6 +75,16 @@ def test_who_cannot_be_probed_is_noted(tiny: Transformer) -> None:
 
     found, notes, _ = recorded(tiny, {"broken": Broken(), "lookup": Lookup(eos_ids=tiny.eos_ids)}, prompts({None: 2}))
     assert notes == ["broken cannot be probed: no room; allowed: more of it"] and list(found) == ["lookup"]
+
+
+def test_nothing_deeper_than_the_drafter_reaches_is_tried() -> None:
+    """Four heads: chains up to four, and neither controller nor tree goes deeper."""
+    everyone = all_candidates([("heads", medusa_on(lively())), ("lookup", Lookup())], lively())
+    depths = {one.depth for one in everyone if one.drafter == "heads"}
+    assert max(depths) == 4 and len(set(everyone)) == len(everyone)
+    chains = {one.num_draft_tokens for one in everyone if one.drafter == "heads" and one.tree == "chain"}
+    assert chains == {"auto", 1, 2, 3, 4}
+    assert max(one.depth or 0 for one in everyone if one.drafter == "lookup") == 8
 
 
 def test_promises_are_for_all_and_for_each_category(tiny: Transformer) -> None:

@@ -136,7 +136,12 @@ def bench_endpoint(
         "break_even": as_plain(point),
         "findings": said,
     }
-    show(document, [endpoint_table(shown, opened)], [*_notes(answered, shown, protocol, temperatures[0]), *said], json_output)
+    show(
+        document,
+        [endpoint_table(shown, opened)],
+        [*_notes(answered, shown, protocol, temperatures[0]), *said],
+        json_output,
+    )
     if said:
         raise typer.Exit(1)
 

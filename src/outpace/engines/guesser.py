@@ -49,10 +49,9 @@ class Guesser:
         """What it is, in words."""
         return WORDS[self.kind]
 
-    @property
-    def deepest(self) -> int | None:
-        """The longest path that it can draft; None where it has no limit of its own, or where that is not known."""
-        return self.card.depth_trained if self.card is not None and self.kind == "medusa" else None
+    def within(self, depth: int) -> int:
+        """The depth, or the longest path that it can draft if that is shorter: a Medusa head says one token."""
+        return min(depth, self.card.depth_trained) if self.card is not None and self.kind == "medusa" else depth
 
 
 def guesser(name: str, fingerprint: str, kind: str | None = None) -> Guesser:

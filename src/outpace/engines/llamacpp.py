@@ -10,7 +10,7 @@ from typing import Any
 
 from outpace.engines.emission import Emission
 from outpace.engines.guesser import Guesser
-from outpace.engines.ready import Commands, ready, refuse
+from outpace.engines.ready import Commands, ready, refuse, require_apart
 from outpace.engines.schema import Schema, limits
 from outpace.engines.sglang import flags
 from outpace.engines.wish import Wish, chain_rule
@@ -41,6 +41,7 @@ def emit(wish: Wish, schema: Schema) -> Emission:
         raise refuse(NAME, who, "lookup, a smaller model, or an EAGLE-3 head")
     wish = wish.chains(NAME)
     said, more = _said(who, folder, wish.deepest, schema)
+    require_apart(target, str(said.get("-md", "")))
     if who.kind == "lookup":
         wish = wish.without(
             f"lookup of the longest match: {NAME} compares runs of one length",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from outpace.engines.emission import Emission
-from outpace.engines.ready import Commands, ready, refuse
+from outpace.engines.ready import Commands, ready, refuse, require_apart
 from outpace.engines.schema import Schema, limits
 from outpace.engines.wish import LONGEST_MATCH, Level, Wish, chain_rule
 
@@ -41,11 +41,13 @@ def emit(wish: Wish, schema: Schema) -> Emission:
     else:
         place, made = ready(who, {"eagle3": "safeailab"})
         drafter, more = exported(place, "--trust-remote-code") if who.kind == "eagle3" else exported(place)
+        require_apart(target, drafter)
         prepare = (*prepare, *made, *more)
     if not level.branching.is_chain:
         wish = _grown(wish, level, said)
-    if chain_rule(level) != "match" and who.kind != "lookup":
-        wish = wish.without(f"the rule {level.rule}: {NAME} has no exact acceptance of drawn drafts", "do_sample=False")
+    if who.kind != "lookup" and (wish.temperature > 0 or chain_rule(level) != "match"):
+        drawn = f"temperature {wish.temperature:g}" if chain_rule(level) == "match" else f"the rule {level.rule}"
+        wish = wish.without(f"{drawn}: {NAME} has no exact acceptance of drawn drafts", "do_sample=False")
     schema.check(said)
     return Emission(
         schema.engine,

@@ -9,7 +9,7 @@ from pathlib import Path
 from outpace.drafters.layouts import usual_taps
 from outpace.drafters.record import Card
 from outpace.engines.guesser import Guesser
-from outpace.errors import UnsupportedError
+from outpace.errors import UnsupportedError, UsageError
 
 Commands = tuple[tuple[str, ...], ...]
 
@@ -63,6 +63,16 @@ def require_carried(card: Card, layout: str) -> None:
 
 
 _NAMES = {"sglang": "SGLang", "safeailab": "SafeAILab"}
+
+
+def require_apart(target: str, drafter: str) -> None:
+    """Refuse a target and a drafter that conversions would write to one place: the target would be overwritten.
+
+    Raises:
+        UsageError: they would.
+    """
+    if target == drafter:
+        raise UsageError(f"the target and the drafter both become {target!r}; allowed: folders of different names")
 
 
 def refuse(engine: str, who: Guesser, instead: str) -> UnsupportedError:

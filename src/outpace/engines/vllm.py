@@ -25,6 +25,8 @@ def emit(wish: Wish, schema: Schema) -> Emission:
         UnsupportedError: this version has no drafter of this kind.
     """
     wish = wish.chains(NAME).fixed(NAME)
+    if wish.drafter is not None and wish.drafter.kind == "medusa":
+        wish = wish.single(f"{NAME} with Medusa heads")  # its schedule is not for them
     serve, who = ("vllm", "serve", wish.path), wish.who
     if who is None:
         return Emission(schema.engine, schema.version, serve, notes=wish.notes, cannot=wish.cannot)

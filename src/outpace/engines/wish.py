@@ -201,10 +201,10 @@ def _level(choice: Choice, batch: int, who: Guesser | None, temperature: float) 
         drawn = "block" if branching.is_chain else "tree-rejection" if branching.kind == "sampled" else "match"
         rule = "match" if who.kind == "lookup" else drawn
     if asked == "auto":
-        most = bound or AUTO_DEPTH
+        most = who.within(bound or AUTO_DEPTH)
         depth = min(most, ASSUMED)
         return Level(batch, depth, depth if branching.is_chain else ASSUMED * depth, branching, rule, most)
-    depth = min(asked, bound or (asked if branching.is_chain else AUTO_DEPTH))
+    depth = who.within(min(asked, bound or (asked if branching.is_chain else AUTO_DEPTH)))
     return Level(batch, depth, depth if branching.is_chain else asked, branching, rule)
 
 

@@ -135,7 +135,7 @@ class Endpoint:
 
     def _hidden(self, words: str) -> str:
         """Words of a server without the key, should it repeat it, whole or cut off."""
-        for size in range(len(self._key), min(SHOWN, len(self._key) - 1), -1):
+        for size in range(len(self._key), max(0, min(SHOWN, len(self._key) - 1)), -1):
             words = words.replace(self._key[:size], "[key]")
         return words
 

@@ -19,7 +19,7 @@ from outpace.decoding.options import Options, control_of, sampling_of
 from outpace.decoding.stats import Speculation
 from outpace.decoding.turn import Turn
 from outpace.drafters.budget import Budget
-from outpace.drafters.drafter import Drafter
+from outpace.drafters.drafter import Drafter, deepest
 from outpace.errors import NumericsError
 from outpace.evaluation.benchmark import Clock, Group, Measured, Protocol, Run, Setting
 from outpace.evaluation.machine import peak_rss_mb, reset_peak
@@ -66,6 +66,7 @@ class Loaded:
         costs: what turns cost there, for each setting in order.
         rounds: how many were measured, of ``asked_rounds``.
         seconds: what all of it took.
+        deepest: the longest path that the drafter can draft; None where it has no limit of its own.
     """
 
     levels: dict[int, Measured]
@@ -73,6 +74,7 @@ class Loaded:
     rounds: int
     asked_rounds: int
     seconds: float
+    deepest: int | None = None
 
 
 class _Watched:
@@ -167,6 +169,7 @@ def measure(
         rounds=rounds,
         asked_rounds=protocol.repeats,
         seconds=clock() - begin,
+        deepest=deepest(drafter),
     )
 
 

@@ -167,6 +167,8 @@ def _predicted(loaded: Loaded, level: int, place: int, usual: Usual | None, in_f
     chain = Branching.parse(setting.tree).is_chain
     nodes = setting.num_draft_tokens
     depth = setting.depth or AUTO_DEPTH if nodes == "auto" or not chain else nodes
+    depth = depth if loaded.deepest is None else min(depth, loaded.deepest)
+    nodes = min(nodes, depth) if chain and nodes != "auto" else nodes
     most = (depth if chain else round(usual.nodes)) if nodes == "auto" else nodes
     whole = sum(flow.seconds for flow in plain)
     middles = [
