@@ -114,6 +114,8 @@ def test_completions_take_ids(server: Scripted, tmp_path: Path) -> None:
         (["--num-draft-tokens", "4"], "--num-draft-tokens was given beside --endpoint; allowed: without it"),
         (["--probe", "t"], "--probe was given beside --endpoint; allowed: without it"),
         (["--temperature", "0", "--temperature", "1"], "temperature is [0.0, 1.0]; allowed beside --endpoint: one"),
+        (["--temperature", "-1"], "temperature is -1.0; allowed: "),
+        (["--max-new-tokens", "0"], "max_new_tokens is 0; allowed: "),
         (["--api", "voice"], "api is 'voice'; allowed: chat, completions"),
         (["--timeout", "soon"], "timeout is 'soon'; allowed: a number of seconds"),
         (["--model", "two"], "model is 'two'; allowed at http://127.0.0.1:"),

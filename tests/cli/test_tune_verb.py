@@ -173,7 +173,7 @@ REFUSED = [
     (["--draft", "lookup", "--draft", "lookup"], "--draft names 'lookup' twice; allowed: once"),
     (["--rule", "wishful"], "rule is 'wishful'; allowed: greedy, match"),
     (["--category", "poems"], "category is 'poems'; allowed: letters, words"),
-    (["--costs", "nowhere.json"], "the costs nowhere.json cannot be read"),
+    (["--draft", "lookup", "--costs", "nowhere.json"], "the costs nowhere.json cannot be read"),
 ]
 
 
@@ -182,3 +182,11 @@ def test_refusals(flags: list[str], words: str, folder: Path, prompts: Path) -> 
     result = run(folder, prompts, *flags)
     assert (result.exit_code, result.stdout) == (2, ""), result.output
     assert words in result.stderr and "Traceback" not in result.stderr
+
+
+def test_a_file_of_costs_is_of_one_drafter(folder: Path, smaller: Path, prompts: Path) -> None:
+    result = run(folder, prompts, "--draft", "lookup", "--draft", smaller, "--costs", "nowhere.json")
+    assert result.exit_code == 2 and result.stdout == ""
+    assert (
+        "the costs nowhere.json hold one drafter's steps, and 2 may draft; allowed: a single --draft" in result.stderr
+    )

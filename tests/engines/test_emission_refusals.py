@@ -196,8 +196,8 @@ def test_medusa_drafts_no_deeper_than_it_has_heads(
 ) -> None:
     """vLLM would make heads for the others out of nothing."""
     card = read_record(written(tmp_path / "card", random_head(shape_of(taps=(2, 4, 5)))))
-    card = replace(card, method="medusa", taps=(), flags={"own_head": False}, depth_trained=3)
-    card = replace(card, draft_vocab_size=card.target.vocab_size)
+    whole = card.target.vocab_size
+    card = replace(card, method="medusa", taps=(), flags={"own_head": False}, depth_trained=3, draft_vocab_size=whole)
     monkeypatch.setattr("outpace.engines.wish.guesser", lambda *names: Guesser("medusa", DRAFT, card))
     done = emit(plan_of(Choice(drafter=DRAFT, **said)), "vllm", "0.32.0")
     assert done.config is not None and done.config["num_speculative_tokens"] == 3

@@ -16,6 +16,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from medusas import medusa_shape, random_medusa
 from outpace.decoding.control import Adaptive, Control, Fixed
 from outpace.decoding.costs import CostTable
 from outpace.decoding.loop import Request
@@ -23,6 +24,7 @@ from outpace.decoding.turn import Turn
 from outpace.drafters.budget import Branching, Budget
 from outpace.drafters.drafter import Drafter, Proposal, chains
 from outpace.drafters.lookup import Lookup
+from outpace.drafters.medusa import Medusa
 from outpace.drafters.small import Small
 from outpace.errors import UsageError
 from outpace.evaluation.metrics import Pooled, pooled
@@ -160,6 +162,15 @@ def spoilt(text: Text, change: dict[str, Any]) -> Text:
     return replace(text, places=tuple(places))
 
 
+def test_acceptance_at_a_temperature_nearby_is_that_of_drafts() -> None:
+    """Where lookup finds nothing, nothing is tried: of places with a draft, the share whose first token is right."""
+    found = recorded("lookup", "warm")
+    firsts = [(place.chain[0], place.token) for text in found.texts for place in text.places[1:] if place.chain]
+    said = replay(found, Setting(3, temperature=0.8 * (1 + 1e-9)))
+    assert said.approximate and 0 < len(firsts) < sum(len(text.places) - 1 for text in found.texts)
+    assert said.acceptance_by_position[0] == pytest.approx(sum(one == other for one, other in firsts) / len(firsts))
+
+
 # ---- controllers, batches and time -----------------------------------------------------------------------------------
 
 
@@ -177,6 +188,28 @@ def test_the_controller_decides_as_it_does_in_decoding(name: str, tree: str, cos
     if not said.unsure:
         same(pooled(alone), said)
     assert said.tau == pytest.approx(pooled(alone).tau, rel=0.1)
+
+
+@pytest.mark.parametrize("setting", [Setting("auto"), Setting(6), Setting(12, "static:0.5,0.3,0.1")])
+def test_no_draft_is_deeper_than_the_drafter_reaches(setting: Setting) -> None:
+    """Two heads: the controller never hopes for more, and a static tree is made for two depths."""
+    heads = Medusa(random_medusa(medusa_shape(heads=2)), lively(), packed=False)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "probe.jsonl"
+        write_probe(path, lively(), heads, ASKED, sampling=Sampling(), max_new_tokens=NEW)
+        recording = Recording.of(read_probe(path))
+    prices, shape = table(TABLES["steep"]), Branching.parse(setting.tree)
+    depth, nodes = (2, 2) if shape.is_chain else (2, 12)
+    auto = setting.num_draft_tokens == "auto"
+    alone = []
+    for request in requests("greedy"):
+        control = Adaptive(prices, shape, depth, nodes) if auto else Fixed(shape, depth, nodes)
+        [ended] = run(lively(), heads, [request], control=control)
+        alone.append(ended.stats)
+    same(pooled(alone), replay(recording, setting, prices))
+    if not shape.is_chain:
+        with must_fail():
+            same(pooled(alone), replay(replace(recording, deepest=None), setting, prices))
 
 
 @dataclass

@@ -14,7 +14,7 @@ from outpace.tuning.conclusion import Tuned, conclude
 from outpace.tuning.halving import survivors
 from outpace.tuning.search import Searched
 from outpace.tuning.task import Level, Task
-from toys import lively, must_fail
+from toys import must_fail
 from worlds import HEAD, LOOKUP, World, chain_of, prompts
 
 FEW = {"code": 6, "chat": 6}
@@ -235,14 +235,12 @@ def test_nobody_to_draft(tiny: Transformer, monkeypatch: pytest.MonkeyPatch) -> 
     assert "nobody was there to draft" in conclude(searched, tiny).reasons[0].sentences[0]
 
 
-def test_a_target_that_cannot_rewind_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = lively()
-    target.can_rewind = False  # type: ignore[misc]
-    searched = World(lambda category, one, level: 1.4).search(
-        target, monkeypatch, Task(), prompts(FEW), {"lookup": LOOKUP}
-    )
-    assert chosen(searched, target) == (NONE, 0)
-    assert searched.notes == ["nobody can draft here: the target 'lively' cannot rewind, and decodes plainly alone"]
+def test_a_target_that_cannot_rewind_says_so(run: Run, tiny: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny, "can_rewind", False)
+    searched = run(World(lambda category, one, level: 1.4))
+    assert chosen(searched, tiny) == (NONE, 0)
+    [note] = searched.notes
+    assert note.endswith("cannot rewind, and decodes plainly alone")
 
 
 def test_nobody_draws_where_nothing_is_drawn(run: Run) -> None:
@@ -258,7 +256,7 @@ def test_goodput_by_costs_that_are_given_is_refused(run: Run) -> None:
     world = World(lambda category, one, level: 1.4)
     given = {"lookup": world.costs(None, None, batches=(1,))}
     task = Task(goal="goodput", latency_bound_ms=50.0)
-    with pytest.raises(UsageError, match="goal is goodput and costs are given.*allowed with costs: latency, throughp"):
+    with pytest.raises(UsageError, match="goal is goodput and costs are given, so that no wait is timed; allowed with"):
         run(world, task, None, lookup=LOOKUP, costs=given)
 
 

@@ -91,6 +91,18 @@ def test_few_prompts_prove_little() -> None:
     assert "2 groups of prompts prove little" in sentences(found_of([1.0, 1.0]))[1]
 
 
+def test_a_simpler_setting_has_to_be_faster_beyond_doubt_too() -> None:
+    """Two settings 1 % apart: the simpler one is slower than plain decoding on two of six prompts."""
+    trials, simple = Trials(each=True), Candidate("head", 1, depth=1)
+    for place, seconds in enumerate([1.94, 1.94, 1.94, 1.94, 2.2, 2.2]):
+        groups, ways = [Group("code", prompts({"code": 1}))], [simple, HEAD4]
+        runs = [[[a_run(seconds, 1)]], [[a_run(1.93, 1)]]]
+        measured = Measured(groups, 1, [one.setting(0.0) for one in ways], {0.0: [[a_run(2.0, 0, 0)]]}, runs, 1, 1.0)
+        trials.add(Place("code", place), measured, ways)
+    verdict = decide(trials, [simple, HEAD4])
+    assert verdict is not None and (verdict.why, verdict.chosen) == ("faster", HEAD4)
+
+
 def test_doubt_falls_back_on_the_controller() -> None:
     """Sometimes faster, sometimes not: the controller was measured and is not slower."""
     said = sentences(found_of([1.5, 2.6, 1.6, 2.4, 1.5, 2.5, 1.8], one=AUTO))

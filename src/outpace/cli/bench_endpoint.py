@@ -15,6 +15,7 @@ from rich.table import Table
 
 from outpace.cli.bench_show import number, show
 from outpace.cli.pull import progress_bar
+from outpace.decoding.options import check
 from outpace.decoding.prompts import Entry
 from outpace.errors import UsageError
 from outpace.evaluation import endpoint_load
@@ -99,10 +100,12 @@ def bench_endpoint(
     """Measure and show; exit code 1 for findings.
 
     Raises:
-        UsageError: as for ``Servers.opened``, ``prompts_of`` and ``endpoint_load.measure``; or several temperatures.
+        UsageError: as for ``Servers.opened``, ``prompts_of``, ``endpoint_load.measure`` and ``check``; or several
+            temperatures.
     """
     if len(temperatures) > 1:
         raise UsageError(f"temperature is {temperatures}; allowed beside --endpoint: one")
+    check(protocol.options(None, temperatures[0]))
     asked = prompts_of(entries, servers.api)
     opened = servers.opened()
     baseline = opened[1] if len(opened) > 1 else None

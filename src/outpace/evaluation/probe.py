@@ -180,8 +180,9 @@ def write_probe(
         }
         for question in asked
     ]
-    shape: dict[str, Any] = {"depth": DEPTH, "deepest": deepest(drafter), "candidates": TOP, "seed": seed, "tree_nodes": NODES}
+    shape: dict[str, Any] = {"depth": DEPTH, "candidates": TOP, "seed": seed, "tree_nodes": NODES}
     shape |= {"trees": [str(one) for one in trees if one.kind in drafter.branchings], "rates": own_rates(drafter)}
+    shape["deepest"] = deepest(drafter)
     head = (Tracer(path, target, drafter, requests).header or {}) | {"probe": shape | {"texts": texts}}
     written = 0
     for place, question in enumerate(asked):

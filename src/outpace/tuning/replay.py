@@ -243,15 +243,18 @@ def _nearby(
     The tokens behind a place are as probable there as here times the ratios of the target's two laws. So a turn accepts
     i tokens with the mean over places of chance times weight, over the mean of the weights.
     """
-    sums = np.zeros((len(trace.texts), 2, depth + 1))
+    sums = np.zeros((len(trace.texts), 3, depth + 1))
     for sum_of, text in zip(sums, trace.texts, strict=True):
         ratios = [warmth.target(place) / place.said.law if place.said else 0.0 for place in text.places]
         for place in range(1, len(text.places)):
             weights = np.cumprod([1.0, *ratios[place : place + depth]])
-            chances = np.array([1.0, *drafts(text, place, depth, nodes).chances])
-            sum_of[0, : len(chances)] += chances * weights[: len(chances)]
+            draft = drafts(text, place, depth, nodes)
+            accepted = np.array([1.0, *draft.chances]) * weights[: 1 + len(draft.chances)]
+            sum_of[0, : len(accepted)] += accepted
             sum_of[1, : len(weights)] += weights
-    survival = _shares(sums.sum(0))
+            sum_of[2, : min(len(accepted), draft.depth)] += accepted[: draft.depth]  # and there is another token to try
+    whole = sums.sum(0)
+    survival, tried = _shares(whole), _shares(whole[[2, 1]])
     tau = float(survival.sum())
     units = []
     for text in trace.texts:
@@ -259,7 +262,7 @@ def _nearby(
         read = prices.reading([text.prompt])[0]
         share = own.emitted / tau / own.turns if own.turns else 0.0
         own.turns, own.plain_turns, own.unsure = own.turns * share, own.plain_turns * share, own.unsure * share
-        own.tried, own.passed = (list(map(float, own.turns * part)) for part in (survival[:-1], survival[1:]))
+        own.tried, own.passed = (list(map(float, own.turns * part)) for part in (tried[:-1], survival[1:]))
         own.ms = read + (own.ms - read) * share
         units.append(own)
     others = _shares(sums[resampled(len(sums))].sum(1)).sum(-1) / tau

@@ -123,7 +123,7 @@ def search(
     begin = clock()
     if costs is not None and task.goal == "goodput":
         raise UsageError(
-            "goal is goodput and costs are given, so that nobody's wait is timed; allowed with costs: latency, throughput"
+            "goal is goodput and costs are given, so that no wait is timed; allowed with costs: latency, throughput"
         )
     if any(question.category == ALL for question in asked):
         raise UsageError(f"a prompt's category is {ALL!r}, as plans call all prompts; allowed: another name, or none")
