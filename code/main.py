@@ -332,8 +332,8 @@ def heading(text: str) -> None:
     print(f"\n{text}\n{'─' * len(text)}")
 
 
+@torch.no_grad()
 def main() -> None:
-    torch.set_grad_enabled(False)
     show_a_step()
     show_exactness()
     target = outpace.load_target("smollm2")

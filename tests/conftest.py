@@ -30,6 +30,13 @@ def threads(request: pytest.FixtureRequest) -> None:
     torch.set_num_threads(THREADS if request.node.get_closest_marker("real") else 1)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def gradients() -> Iterator[None]:
+    """What switches gradients off switches them on again: tests of training come later in the same process."""
+    yield
+    assert torch.is_grad_enabled()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def costs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What turns of toys cost is no business of the user's cache folder."""

@@ -242,6 +242,7 @@ def summary(found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+@torch.no_grad()
 def main(argv: list[str] | None = None) -> int:
     parser = arguments(__doc__, __file__)
     parser.add_argument("--samples", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
@@ -250,7 +251,6 @@ def main(argv: list[str] | None = None) -> int:
     pairs, shuffles = 10_000, 9_999
     if args.small:
         args.samples, args.target, pairs, shuffles = [500, 2_000], "none", 1_000, 1_999
-    torch.set_grad_enabled(False)
     drawn, laws = samplers()
     known, target = exact_laws(laws), joint(laws[0])
     chance = chance_alone(windows(target), args.samples, pairs)

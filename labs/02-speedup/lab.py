@@ -148,6 +148,7 @@ def _staircase_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
     return ["By costs that were timed on this machine (`staircase.json`):", "", *lines, "", picture]
 
 
+@torch.no_grad()
 def main(argv: list[str] | None = None) -> int:
     parser = arguments(__doc__, __file__)
     parser.add_argument("--measure", action="store_true", help="time this machine anew, into staircase.json")
@@ -156,7 +157,6 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     pair = args.target, args.draft
     args.target, args.draft = (Path(name).name for name in pair)  # what is written names no folder
-    torch.set_grad_enabled(False)
     if args.measure:
         write(STAIRCASE, args, timed(*pair))
     document = json.loads(STAIRCASE.read_text("utf-8")) if STAIRCASE.is_file() else None

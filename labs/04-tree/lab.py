@@ -149,6 +149,7 @@ def show(results: Sequence[dict[str, Any]]) -> None:
     table(columns, rows)
 
 
+@torch.no_grad()
 def main(argv: list[str] | None = None) -> int:
     parser = arguments(__doc__, __file__)
     parser.add_argument("--quick", action="store_true", help="6 prompts, 48 tokens")
@@ -159,7 +160,6 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.quick or args.small:
         args.prompts_per_category, args.max_new_tokens = 1, 12 if args.small else 48
-    torch.set_grad_enabled(False)
     target = load_target(args.target, dtype="fp32")
     drafter = load_drafter(args.draft, target, dtype="fp32")
     assert target.folder is not None
