@@ -42,11 +42,11 @@ def test_case(tiny: Transformer) -> None:
 
 
 def test_planted_fault(tiny: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts: dict[int, History] = {}
+    texts: dict[int, tuple[Lookup, History]] = {}  # the drafter too: another one must not come by its id
 
     def goes_on(self: Lookup, state: Any, prompts: list[list[int]], features: Any) -> None:
         for prompt in prompts:
-            state.rows.append(texts.setdefault(id(self), History.with_room(64)))
+            state.rows.append(texts.setdefault(id(self), (self, History.with_room(64)))[1])
             self._extend(state.rows[-1], prompt)
 
     monkeypatch.setattr(Lookup, "admit", goes_on)
@@ -55,10 +55,10 @@ def test_planted_fault(tiny: Transformer, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_planted_fault_of_a_model(tiny: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest, kept = Small.admit, {}
+    honest, kept = Small.admit, dict[int, tuple[Small, list[int]]]()
 
     def believes_to_know(self: Small, state: Any, prompts: list[list[int]], features: Any) -> None:
-        first = kept.setdefault(id(self), prompts[0])
+        _, first = kept.setdefault(id(self), (self, prompts[0]))
         honest(self, state, [first[: len(prompts[0])]], features)
 
     monkeypatch.setattr(Small, "admit", believes_to_know)
