@@ -92,7 +92,7 @@ def test_json_is_one_document_and_the_plan_is_followed(folder: Path, prompts: Pa
 
 
 def test_a_table_and_reasons_for_people(folder: Path, prompts: Path) -> None:
-    result = run(folder, prompts, "--draft", "lookup", "--temperature", 0.8, budget="20s")
+    result = run(folder, prompts, "--draft", "lookup", "--temperature", 0.8, budget="12s")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert lines[0].strip() == "1 at a time, temperature 0.8"
@@ -104,7 +104,7 @@ def test_a_table_and_reasons_for_people(folder: Path, prompts: Path) -> None:
 
 def test_models_draft_chains_and_trees(folder: Path, smaller: Path, prompts: Path) -> None:
     """A smaller model of the same family; where it is no good, plain decoding is said, and what would change that."""
-    result = run(folder, prompts, "--draft", smaller, "--draft", NONE, "--json", budget="20s")
+    result = run(folder, prompts, "--draft", smaller, "--draft", NONE, "--json", budget="12s")
     assert result.exit_code == 0, result.output
     rows = json.loads(result.stdout)["candidates"]
     assert {row["tree"] for row in rows} == {"chain", "dynamic"}
