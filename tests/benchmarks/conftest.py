@@ -9,16 +9,15 @@ from types import ModuleType
 
 import pytest
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from cards import card_for
 from heads import random_head, says, shape_of
 from outpace.drafters.card import write_card
 from outpace.models.load import load_target
 from outpace.models.toy import tiny_config, tiny_tensors
+from words import WORDS, word_tokenizer
 
 REPOSITORY = Path(__file__).parents[2]
-WORDS = [f"w{place}" for place in range(60)]
 CATEGORIES = ("writing", "summarization", "rag", "qa")
 Script = Callable[[str], ModuleType]
 
@@ -43,17 +42,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = tiny_config(max_position_embeddings=512, eos_token_id=63)
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
     save_file(tiny_tensors(config, seed=3), folder / "model.safetensors", metadata={"format": "pt"})
-    vocab = {word: place for place, word in enumerate([*WORDS, "user", "assistant", "<unk>", "<end>"])}
-    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": "<end>",
-        "unk_token": "<unk>",
-        "chat_template": "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}assistant",
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
+    word_tokenizer(folder)
     return folder
 
 

@@ -6,11 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from outpace.models.toy import tiny_config, tiny_tensors
-
-WORDS = [f"w{place}" for place in range(60)]
+from words import word_tokenizer
 
 
 def _written(folder: Path, noise: float) -> Path:
@@ -23,17 +21,7 @@ def _written(folder: Path, noise: float) -> Path:
         for name, tensor in tiny_tensors(config, seed=3).items()
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    vocab = {word: place for place, word in enumerate([*WORDS, "user", "assistant", "<unk>", "<end>"])}
-    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": "<end>",
-        "unk_token": "<unk>",
-        "chat_template": "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}assistant",
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
+    word_tokenizer(folder)
     return folder
 
 

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from outpace.cli.bench import Heats, Kinds
 from outpace.cli.bench_load import concurrencies
+from outpace.cli.bench_show import number
 from outpace.cli.generate import Lane, Model, Trust
 from outpace.cli.pair import Models, seconds
 from outpace.cli.pull import progress_bar
@@ -212,12 +213,12 @@ def table(rows: Sequence[Row], title: str) -> Table:
         drawn.add_row(
             Candidate(row.drafter, row.num_draft_tokens, row.tree, row.depth, row.rule).words,
             str(row.prompts or "-"),
-            _number(row.predicted, ".2f"),
+            number(row.predicted, ".2f"),
             "-" if row.speedup is None else f"{row.speedup:.2f}x{interval}",
-            _number(row.tokens_per_second, ".1f"),
-            _number(row.ms_per_token, ".1f"),
-            _number(row.tau, ".2f"),
-            _number(row.acceptance, ".0%"),
+            number(row.tokens_per_second, ".1f"),
+            number(row.ms_per_token, ".1f"),
+            number(row.tau, ".2f"),
+            number(row.acceptance, ".0%"),
             "" if row.fate in ("measured", "not measured") else row.fate,
         )
     return drawn
@@ -226,10 +227,6 @@ def table(rows: Sequence[Row], title: str) -> Table:
 def _order(row: Row) -> tuple[float, float]:
     """The fastest first, those measured before those promised."""
     return -(row.speedup or 0.0), -(row.predicted or 0.0)
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
 
 
 def _tell(findings: Sequence[str], searched: Searched, out: Path | None) -> None:
