@@ -15,7 +15,7 @@ from heads import random_head, says, shape_of
 from outpace.drafters.card import write_card
 from outpace.models.load import load_target
 from outpace.models.toy import tiny_config, tiny_tensors
-from words import WORDS, word_tokenizer
+from wordlevel import WORDS, word_tokenizer
 
 REPOSITORY = Path(__file__).parents[2]
 CATEGORIES = ("writing", "summarization", "rag", "qa")

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from outpace.models.toy import tiny_config, tiny_tensors
-from words import word_tokenizer
+from wordlevel import word_tokenizer
 
 
 def _written(folder: Path, noise: float) -> Path:
