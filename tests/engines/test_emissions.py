@@ -245,6 +245,15 @@ def test_trtllm_stops_drafting_above_a_batch_size() -> None:
     assert done.cannot[0].nearest == "a chain of 6 up to there"
 
 
+def test_trtllm_does_not_draft_where_the_plan_pauses() -> None:
+    """One bound is all that it has: what the plan drafts again above the pause is given up, and said."""
+    plan = plan_of(Choice(num_draft_tokens=6), Choice(drafter="none", batch=8), Choice(num_draft_tokens=2, batch=32))
+    done = emit(plan, "trtllm")
+    assert done.config is not None
+    assert done.config["speculative_config"]["max_concurrency"] == 7
+    assert "a chain of 2 from batch 32 on" in done.cannot[0].what
+
+
 # ---- llama.cpp -------------------------------------------------------------------------------------------------------
 
 LLAMA = ("llama-server", "-m", "target.gguf")

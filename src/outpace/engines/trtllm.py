@@ -62,18 +62,17 @@ def emit(wish: Wish, schema: Schema) -> Emission:
 
 
 def _by_batch(wish: Wish) -> tuple[Wish, dict[str, int]]:
-    """One number of drafts up to a batch size, and none above it: ``max_concurrency``."""
-    drafting = [level for level in wish.levels if level.depth]
-    first, last = wish.levels[0], wish.levels[-1]
-    if len(wish.levels) == 1 or not first.depth or last.depth:
+    """One number of drafts up to the first batch size without any, and none above it: ``max_concurrency``."""
+    first, *others = wish.levels
+    end = next((level for level in others if not level.depth), None)
+    if not first.depth or end is None:
         return wish.single(NAME), {}
-    if len(drafting) > 1:
-        words = "; ".join(f"{level.words} from batch {level.batch} on" for level in drafting[1:])
+    if lost := [level for level in others if level.depth]:
+        words = "; ".join(f"{level.words} from batch {level.batch} on" for level in lost)
         wish = wish.without(
             f"drafts by batch size ({words}): {NAME} drafts alike up to max_concurrency", f"{first.words} up to there"
         )
-    end = next(level.batch for level in reversed(wish.levels) if not level.depth)
-    return wish.over([first]), {"max_concurrency": end - 1}
+    return wish.over([first]), {"max_concurrency": end.batch - 1}
 
 
 def _shaped(wish: Wish, level: Level, who: Guesser, said: dict[str, Any]) -> Wish:
