@@ -63,8 +63,8 @@ class Counting(Adaptive):
 
     turns = empty = 0
 
-    def budget(self, rooms: list[int], lengths: list[int]) -> Budget:
-        budget = super().budget(rooms, lengths)
+    def budget(self, rooms: list[int], lengths: list[int], grades: list[int] | None = None) -> Budget:
+        budget = super().budget(rooms, lengths, grades)
         self.turns, self.empty = self.turns + 1, self.empty + budget.empty
         return budget
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outpace.decoding import control as module
-from outpace.decoding.control import Adaptive, Control, Fixed
+from outpace.decoding.control import UNGRADED, Adaptive, Control, Fixed
 from outpace.decoding.costs import CostTable
 from outpace.decoding.loop import Request
 from outpace.drafters.budget import CHAIN, Branching, Budget
@@ -49,10 +49,10 @@ class Foreseeing(Adaptive):
         super().__init__(costs)
         self.script, self.turns = script, 0
 
-    def budget(self, rooms: list[int], lengths: list[int]) -> Budget:
-        super().budget(rooms, lengths)
+    def budget(self, rooms: list[int], lengths: list[int], grades: list[int] | None = None) -> Budget:
+        super().budget(rooms, lengths, grades)
         asked = Budget.chain([min(self.script[self.turns], self.max_depth)])
-        self._asked = asked, self._view(1, 100)
+        self._asked = asked, self._view(1, 100, False), [UNGRADED]
         self.turns += 1
         return asked
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from outpace.decoding.generate import generate
 from outpace.drafters.drafter import Drafter
+from outpace.drafters.either import Either
 from outpace.drafters.lookup import Lookup
 from outpace.drafters.small import Small
 from outpace.models.target import Target
@@ -23,12 +24,14 @@ NEW = 20
 RANDOM = random.Random(5)
 PROMPTS = [tuple(RANDOM.randrange(64) for _ in range(length)) for length in (1, 3, 7, 12)]
 PROMPTS.append((7, 8, 9, 10, 11, 7, 8, 9, 10, 11, 7, 8, 9))
-DRAFTERS = ("none", "lookup", "self", "other", "scripted", "soft")
+DRAFTERS = ("none", "lookup", "either", "self", "other", "scripted", "soft")
 
 
 def drafter(kind: str, target: Target, other: Target, counts: Sequence[int]) -> Drafter | None:
     if kind == "lookup":
         return Lookup(eos_ids=target.eos_ids)
+    if kind == "either":
+        return Either(Lookup(eos_ids=target.eos_ids), Small(other, target))
     if kind in ("self", "other"):
         return Small(target if kind == "self" else other, target)
     if kind in ("scripted", "soft"):

@@ -2,7 +2,8 @@
 
 Target and draft are tables, so that the law is known exactly and every cell of it can be counted. Five tokens are asked
 for and the last four counted: the first is the prompt's own, and a turn drafts at most one less than is still to come.
-Each chi-square has a false-alarm probability of 1e-9; runs with a seed are the same every time.
+Each chi-square has a false-alarm probability of 1e-9; runs with a seed are the same every time. The faults planted
+below are seen in 8,000 samples of a chain, so that 10,000 are enough to miss none of them.
 """
 
 from collections.abc import Iterator
@@ -16,15 +17,16 @@ from torch import Tensor
 
 from outpace.decoding.generate import speculative_decode
 from outpace.decoding.loop import Request, decode
-from outpace.drafters import small
+from outpace.drafters import either, small
 from outpace.drafters.budget import Budget
 from outpace.drafters.drafter import Drafter, Proposal
+from outpace.drafters.either import Either
 from outpace.drafters.lookup import Lookup
 from outpace.drafters.small import Small
 from outpace.models.toy import random_table, table_target, tiny_transformer
 from outpace.verification.coins import Keys, stream_key, uniforms
 from outpace.verification.probabilities import Sampling, probability_rows
-from toys import next_logits
+from toys import must_fail, next_logits
 
 ALARM = 1e-9
 LENGTH = 4
@@ -85,7 +87,7 @@ def small_drafter(table: Tensor = DRAFT) -> Small:
 
 @pytest.mark.parametrize(
     ("rule", "count"),
-    [("rejection", 24_000), ("block", 24_000), ("match", 24_000), ("tree-rejection", 6_000), ("traversal", 6_000)],
+    [("rejection", 10_000), ("block", 10_000), ("match", 10_000), ("tree-rejection", 6_000), ("traversal", 6_000)],
 )
 def test_every_rule_keeps_the_law_of_four_tokens(rule: str, count: int) -> None:
     assert sample(small_drafter(), TABLE, count, rule=rule, seed=11) > ALARM
@@ -97,13 +99,13 @@ def test_every_rule_keeps_it_with_drafts_that_have_no_law(rule: str) -> None:
 
 
 def test_the_coupling_keeps_it() -> None:
-    assert sample(small_drafter(), TABLE, 24_000, seed=12) > ALARM
+    assert sample(small_drafter(), TABLE, 10_000, seed=12) > ALARM
 
 
 def test_unseeded_decoding_keeps_it() -> None:
     """Block for a sampled chain, match for lookup; coins are fresh in every run, false alarm 1e-9."""
-    assert sample(small_drafter(), TABLE, 16_000) > ALARM
-    assert sample(Lookup(), TABLE, 16_000, prompt=[1, 0, 2, 3, 1]) > ALARM
+    assert sample(small_drafter(), TABLE, 10_000) > ALARM
+    assert sample(Lookup(), TABLE, 10_000, prompt=[1, 0, 2, 3, 1]) > ALARM
 
 
 @pytest.mark.parametrize(("K", "temperature"), [(0, 1.0), (1, 0.6), (2, 1.7), (5, 1.0)])
@@ -113,6 +115,16 @@ def test_any_length_and_temperature_keeps_it(K: int, temperature: float) -> None
 
 def test_one_row_at_a_time_or_refilled_slots_keep_it() -> None:
     assert sample(small_drafter(), TABLE, 5_000, batch_size=500, rule="block", seed=14) > ALARM
+
+
+def copies_beside_a_model(seed: int) -> float:
+    """In one batch some rows copy and others draw; which does which depends on what was drawn before."""
+    drafter = Either(Lookup(), small_drafter())
+    return sample(drafter, TABLE, 5_000, prompt=[1, 0, 2, 3, 1], rule="block", seed=seed)
+
+
+def test_copies_beside_a_model_keep_it() -> None:
+    assert copies_beside_a_model(15) > ALARM
 
 
 WARPS = [
@@ -168,6 +180,13 @@ class Liar(Small):
         assert proposal.draft_probs is not None
         soft = proposal.draft_probs.sqrt()
         return Proposal(proposal.tree, soft / soft.sum(-1, keepdim=True))
+
+
+def test_a_copy_that_is_said_to_be_drawn_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its row must be one-hot; here it is said to be uniform."""
+    monkeypatch.setattr(either, "_sure", lambda tree, like: like.new_full(like.shape, 0.25))
+    with must_fail():
+        assert copies_beside_a_model(15) > ALARM
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])

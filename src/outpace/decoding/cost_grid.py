@@ -13,6 +13,7 @@ from outpace.decoding.costs import CONTEXTS, Conditions, CostTable, draft_costs,
 from outpace.decoding.stopwatch import FEWEST, Bench, Filler
 from outpace.drafters.budget import CHAIN, Branching
 from outpace.drafters.drafter import Drafter
+from outpace.drafters.either import computing
 from outpace.errors import UsageError
 from outpace.models.staging import Progress, silent
 from outpace.models.target import Target
@@ -59,7 +60,7 @@ def tuning_costs(
         UsageError: a number outside of these.
     """
     _check(batches, contexts, rows, seconds)
-    begin = time.perf_counter()
+    drafter, begin = computing(drafter), time.perf_counter()
     conditions = Conditions(max(batches), rows, sampling, seeded)
     share = 1.0 if drafter is None else 1 - LAST
     table = measure(

@@ -26,6 +26,7 @@ import torch
 from outpace.decoding.stopwatch import FEWEST, Bench, Filler, medians
 from outpace.drafters.budget import CHAIN, Branching
 from outpace.drafters.drafter import Drafter
+from outpace.drafters.either import computing
 from outpace.errors import UsageError
 from outpace.models.staging import Progress, cache_root, silent
 from outpace.models.target import Target
@@ -240,6 +241,7 @@ def cost_table(
         progress: told how much is done.
     """
     conditions = replace(conditions, batch=1 << (conditions.batch - 1).bit_length(), rows=conditions.size)
+    drafter = computing(drafter)
     key = _key(target, drafter, conditions)
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
     path = cache_root() / "costs" / f"{name}.json" if target.folder is not None and target.fingerprint else None

@@ -20,7 +20,7 @@ from outpace.decoding.processors import Processor, check_branching
 from outpace.decoding.stats import Speculation, Tally, Timing, timing
 from outpace.decoding.turn import Batch, Turn, first_turn, take_turn
 from outpace.drafters.budget import CHAIN, Branching
-from outpace.drafters.drafter import Drafter, rates_of
+from outpace.drafters.drafter import Drafter, grades_of, rates_of
 from outpace.errors import NumericsError, UnsupportedError, UsageError
 from outpace.models.target import Target
 from outpace.verification.probabilities import Sampling
@@ -206,7 +206,8 @@ def _decode(
             rows += fresh
             yield from _emit(turn, fresh, drafter, rule, logprobs, observer)
         else:
-            turn = take_turn(batch, control.budget([_room(row) for row in rows], batch.state.lengths))
+            rooms, grades = [_room(row) for row in rows], grades_of(drafter, batch.draft_state)
+            turn = take_turn(batch, control.budget(rooms, batch.state.lengths, grades))
             control.learn(turn)
             yield from _emit(turn, rows, drafter, rule, logprobs, observer)
         if any(row.finish for row in rows):

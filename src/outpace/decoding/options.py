@@ -13,7 +13,7 @@ from outpace.decoding.costs import Conditions, CostTable, cost_table
 from outpace.decoding.judging import check_rule
 from outpace.decoding.processors import Processor, processors_of
 from outpace.drafters.budget import Branching
-from outpace.drafters.drafter import Drafter, deepest
+from outpace.drafters.drafter import Drafter, deepest, unasked_of
 from outpace.errors import UsageError
 from outpace.models.staging import Progress, silent
 from outpace.models.target import Target
@@ -174,7 +174,8 @@ def control_of(target: Target, drafter: Drafter | None, options: Options, reques
     if drafter is None or nodes == 0:
         return Fixed(branching, 0, 0)
     if nodes == "auto":
-        return Adaptive(partial(costs_of, target, drafter, options, requests), branching, *_most(options, drafter))
+        costs = partial(costs_of, target, drafter, options, requests)
+        return Adaptive(costs, branching, *_most(options, drafter), unasked_of(drafter))
     return Fixed(branching, nodes if branching.is_chain else min(nodes, depth or AUTO_DEPTH), nodes)
 
 

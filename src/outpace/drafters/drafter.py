@@ -127,6 +127,31 @@ class Bounded(Protocol):
     """1 or more."""
 
 
+@runtime_checkable
+class Graded(Protocol):
+    """A drafter that knows before it drafts what its draft will be worth: drafts of one grade are accepted alike.
+
+    A grade depends on the text so far alone. 0 says that there will be no draft; the higher, the better it should be.
+    """
+
+    unasked: frozenset[int]
+    """Grades whose drafts take no step of a model."""
+
+    def grades(self, state: DraftState) -> list[int]:
+        """The grade of every row's next draft."""
+        ...
+
+
+def grades_of(drafter: object, state: DraftState | None) -> list[int] | None:
+    """What each row's next draft will be worth; None where the drafter does not know."""
+    return drafter.grades(state) if isinstance(drafter, Graded) and state is not None else None
+
+
+def unasked_of(drafter: object) -> frozenset[int]:
+    """The grades of a drafter whose drafts take no step of a model."""
+    return drafter.unasked if isinstance(drafter, Graded) else frozenset()
+
+
 def deepest(drafter: object) -> int | None:
     """The longest path that a drafter can draft; None where it has no limit of its own."""
     return drafter.max_depth if isinstance(drafter, Bounded) else None

@@ -15,6 +15,7 @@ from torch import nn
 from outpace.drafters.card import METHOD, read_card
 from outpace.drafters.drafter import Drafter
 from outpace.drafters.eagle import Eagle
+from outpace.drafters.either import Either
 from outpace.drafters.first_card import read_first_card
 from outpace.drafters.first_head import FirstHead
 from outpace.drafters.first_layouts import read_first, require_ends
@@ -37,7 +38,9 @@ from outpace.models.weights import DEFAULT, compare_fingerprints, find_weights
 HEADS = Path(__file__).parents[1] / "heads"
 """Where the heads are that come with the package, a folder each."""
 AUTO, SHIPPED, LOOKUP = "auto", "eagle3", "lookup"
-"""Names that are no folder: the head that comes with the package or else lookup, that head alone, and lookup alone."""
+"""Names that are no folder: the best at hand, the head that comes with the package alone, and lookup alone."""
+JOINED = f"{LOOKUP}+"
+"""Before the name of another drafter: lookup where the text repeats itself, that drafter elsewhere."""
 CACHED = "drafters"
 """The folder of the cache where small models are that were distilled here, a folder each."""
 _DISTIL = "`outpace train distil --recipe recipes/distil-smollm2.toml` makes one; --plan says in how many minutes"
@@ -47,10 +50,11 @@ def load_drafter(name: str, target: Target, *, dtype: str = "auto", trust_remote
     """Open a drafter for a target.
 
     Args:
-        name: ``auto`` for the head that comes with the package and was made for this very target, where there is one,
-            else ``lookup``; ``eagle3`` for that head; ``lookup``; ``small`` for a model that was distilled for this
-            very target into the cache; or the folder or Hugging Face id of a trained head of any method in ``READERS``,
-            our own or in another published layout, or of a smaller model with the target's tokenizer.
+        name: ``lookup``; ``eagle3`` for the head that comes with the package and was made for this very target;
+            ``small`` for a model that was distilled for this very target into the cache; or the folder or Hugging Face
+            id of a trained head of any method in ``READERS``, our own or in another published layout, or of a smaller
+            model with the target's tokenizer. ``lookup+`` before any other name joins the two, see ``Either``.
+            ``auto`` is ``lookup+eagle3`` where there is such a head, else ``lookup``.
         target: the model to be accelerated.
         dtype: of a model drafter, as in ``load_target``; of a head, whose ``auto`` is the target's.
         trust_remote_code: let a model drafter run Python files that came with its weights.
@@ -66,18 +70,21 @@ def load_drafter(name: str, target: Target, *, dtype: str = "auto", trust_remote
         WeightsError, UnsupportedError: as in ``load_target``, ``shipped_drafter`` and ``require_ends``, and as for who
             reads cards and layouts of the head's method; or a card is of a method that is not among ``READERS``.
     """
-    if name in (AUTO, SHIPPED):
-        if (shipped := shipped_drafter(target)) is not None:
-            return READERS[SHIPPED](shipped, target, SHIPPED, SHIPPED, dtype)
-        if name == SHIPPED:
-            raise UsageError(
-                f"the drafter is {name!r}, and no head comes with outpace for the target {target.name!r}; allowed: "
-                "lookup, or the folder or id of a smaller model or of a head",
-                hint="`outpace train eagle3` makes one",
-            )
-        name = LOOKUP
+    if name == AUTO:
+        name = LOOKUP if shipped_drafter(target) is None else JOINED + SHIPPED
     if name == LOOKUP:
         return Lookup(eos_ids=target.eos_ids)
+    if name.startswith(JOINED):
+        other = load_drafter(name.removeprefix(JOINED), target, dtype=dtype, trust_remote_code=trust_remote_code)
+        return Either(Lookup(eos_ids=target.eos_ids), other)
+    if name == SHIPPED:
+        if (shipped := shipped_drafter(target)) is not None:
+            return READERS[SHIPPED](shipped, target, SHIPPED, SHIPPED, dtype)
+        raise UsageError(
+            f"the drafter is {name!r}, and no head comes with outpace for the target {target.name!r}; allowed: "
+            "lookup, or the folder or id of a smaller model or of a head",
+            hint="`outpace train eagle3` makes one",
+        )
     if name == SMALL and (cached := shipped_drafter(target, cache_root() / CACHED, method=SMALL)) is not None:
         return READERS[SMALL](cached, target, SMALL, SMALL, dtype)
     if name in ("", SMALL):

@@ -4,6 +4,7 @@ Knows nothing of the target. The tail of the text is matched against everything 
 earlier occurrence is proposed. A drafted chain is deterministic, so no draft probabilities are needed.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +17,8 @@ from outpace.models.target import Tap
 from outpace.verification.coins import Keys
 from outpace.verification.probabilities import Sampling
 
+GRADES = (1, 2, 4, 10)
+"""Tokens that agree from which on a draft has grade 1, 2, 3 and 4: what follows a long match is right far more often."""
 ROOM = 4096  # tokens that a text has room for at first; a function's context has no end
 
 
@@ -54,6 +57,10 @@ class History:
         self.agree[size] = 0
         self.size += 1
 
+    def longest(self) -> int:
+        """How many tokens of the tail stand somewhere before it as well."""
+        return int(self.agree[: self.size - 1].max()) if self.size > 1 else 0
+
 
 @dataclass
 class LookupState:
@@ -82,6 +89,8 @@ class Lookup:
     name = "lookup"
     taps: tuple[Tap, ...] = ()
     branchings: frozenset[Kind] = frozenset({"chain"})
+    unasked: frozenset[int] = frozenset()
+    best_grade = len(GRADES)
 
     def __init__(self, *, min_match: int = 1, eos_ids: tuple[int, ...] = ()) -> None:
         if min_match < 1:
@@ -104,6 +113,11 @@ class Lookup:
         """A chain of copied tokens a row, as deep as the budget allows; empty where nothing agrees."""
         rows = zip(_own(state).rows, budget.depths, strict=True)
         return Proposal(chains([self._copy(row, depth) for row, depth in rows]))
+
+    def grades(self, state: DraftState) -> list[int]:
+        """How much of each text's tail agrees with what stands before it, by ``GRADES``; 0 where too little does."""
+        matches = [row.longest() for row in _own(state).rows]
+        return [bisect_right(GRADES, match) if match >= self.min_match else 0 for match in matches]
 
     def commit(self, state: DraftState, emitted: list[list[int]], features: list[Features] | None) -> None:
         """Index what was emitted."""

@@ -90,8 +90,8 @@ class _Watched:
     def admit(self, count: int) -> None:
         self.control.admit(count)
 
-    def budget(self, rooms: list[int], lengths: list[int]) -> Budget:
-        budget = self.control.budget(rooms, lengths)
+    def budget(self, rooms: list[int], lengths: list[int], grades: list[int] | None = None) -> Budget:
+        budget = self.control.budget(rooms, lengths, grades)
         self.depths = list(budget.depths)
         return budget
 

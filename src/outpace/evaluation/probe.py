@@ -22,6 +22,7 @@ that the target said there.
 * ``followed`` is the same of the drafter, with its ``row``, for this token and those behind it, each time told all
   tokens of the text before: what a chain that is always right would be drawn from. It ends with the text, or behind a
   token that the drafter could hardly have meant. Null where the drafter is no model.
+* ``grade`` is what the drafter said beforehand that its draft would be worth, null where it does not say.
 * ``trees`` are trees from this position by what they are called, ``top-k:8`` if nothing else was asked for: their 64
   heaviest nodes, with the drafter's probability of each at its parent as ``draft_prob``. All narrower, shallower and
   smaller trees can be cut out of a wide one, nearly; a tree recorded by its own name is exact.
@@ -44,7 +45,8 @@ from outpace.decoding.generate import generate
 from outpace.decoding.loop import Request
 from outpace.decoding.trace import TOP, Logits, Tracer
 from outpace.drafters.budget import DYNAMIC, Branching, Budget
-from outpace.drafters.drafter import Drafter, DraftState, Features, Proposal, deepest, own_rates
+from outpace.drafters.drafter import Drafter, DraftState, Features, Proposal, deepest, grades_of, own_rates
+from outpace.drafters.either import computing
 from outpace.errors import NumericsError, UsageError
 from outpace.evaluation.workloads import Question
 from outpace.models.staging import Progress
@@ -106,6 +108,7 @@ class Record:
     said: Said | None = None
     followed: list[Followed] | None = None
     trees: dict[str, list[Node]] = field(default_factory=dict)
+    grade: int | None = None
 
     @classmethod
     def from_json(cls, line: str) -> "Record":
@@ -164,8 +167,14 @@ def write_probe(
         How many records were written.
 
     Raises:
-        UsageError: the file cannot be written, or an argument is one that ``generate`` refuses.
+        UsageError: the drafter is two that are joined, the file cannot be written, or an argument is one that
+            ``generate`` refuses.
     """
+    if computing(drafter) is not drafter:
+        raise UsageError(
+            f"the drafter is {drafter.name!r}; allowed for a probe: one that is not joined with another",
+            hint="probe each of the two",
+        )
     try:
         path.open("a").close()  # what is there stays until there is something to write
     except OSError as error:
@@ -247,6 +256,7 @@ def probe_text(
         start, last = len(prompt) + place, said[place - 1]
         depth = max(0, min(DEPTH, target.max_positions - start - 1))
         keys = Keys((seed,), (0,), (start,), (not sampling.greedy,))
+        graded = grades_of(drafter, guesses)
         proposal = guesser.chain(depth, keys)
         shown = proposal.shown(target.vocab_size)
         followed = None if shown is None else guesser.follow(said[place : place + DEPTH], keys, target.vocab_size)
@@ -259,8 +269,9 @@ def probe_text(
         _fill(nodes, said, place, row)
         draft = None if shown is None else Logits.of(shown[0, : len(nodes[place])])
         finds = Said.of(row, said[place], sampling)
-        rows = Logits.of(row[None])
-        records.append(Record(request, start, last, said[place], nodes[place], rows, draft, finds, followed, grown))
+        rows, grade = Logits.of(row[None]), None if graded is None else graded[0]
+        told = Record(request, start, last, said[place], nodes[place], rows, draft, finds, followed, grown, grade)
+        records.append(told)
     return records
 
 

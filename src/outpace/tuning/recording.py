@@ -28,6 +28,7 @@ class Place:
         certain: the share of the drafter's likeliest token at each node of the chain; None where it is no model.
         accepted: how many of them were taken, where a rule that leaves it to chance decided; None where the text tells.
         row: the target's largest logits and their log-sum-exp; None where nothing says.
+        grade: what the drafter said that its draft would be worth; None where it did not say.
     """
 
     token: int
@@ -38,6 +39,7 @@ class Place:
     certain: tuple[float, ...] | None = None
     accepted: int | None = None
     row: tuple[tuple[float, ...], float] | None = None
+    grade: int | None = None
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,7 @@ def _place(record: Record) -> Place:
         trees=record.trees,
         certain=None if record.draft is None else tuple(_share(one.logits, one.logsumexp) for one in record.draft),
         row=(tuple(row.logits), row.logsumexp),
+        grade=record.grade,
     )
 
 

@@ -138,7 +138,7 @@ def simulated(
     while rows:
         lengths = [text.prompt + place - 1 for text, place in rows]
         rooms = [max(0, text.limit - place - 1) for text, place in rows]
-        budget = control.budget(rooms, lengths)
+        budget = control.budget(rooms, lengths, _grades(rows))
         asked = list(zip(rows, budget.depths, budget.nodes, strict=True))
         turn = [drafts(text, place, depth, nodes) if depth else NOTHING for (text, place), depth, nodes in asked]
         accepted = [_toss(draft.chances, coins) for draft in turn]
@@ -159,6 +159,12 @@ def simulated(
             control.select(going)
             rows = [rows[row] for row in going]
     return found
+
+
+def _grades(rows: Sequence[tuple[Text, int]]) -> list[int] | None:
+    """What the drafter said that the draft of each row would be worth, where it said so of all."""
+    said = [text.places[place].grade for text, place in rows]
+    return None if None in said else [grade or 0 for grade in said]
 
 
 def _plainly(texts: Sequence[Text], prices: Prices) -> float:
