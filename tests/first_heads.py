@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heads import CLOSE, ROPE, Played, _norm, _turn, features_of, paths_of, unrolled
+from heads import ROPE, Played, _norm, _turn, features_of, paths_of, unrolled
 from outpace.drafters.drafter import Proposal
 from outpace.drafters.first_head import FirstHead, FirstShape
 from outpace.models.ends import SharedHead, read_embeddings, read_head
@@ -19,6 +19,8 @@ from outpace.models.target import Target
 from toys import lively, reference
 
 TAPS = ("last_normed",)
+NEAR = 5e-4
+"""fp32 with sums in another order: of random heads seen to differ by 1.1e-4; nodes at wrong places, by 38e-4."""
 
 
 def first_shape(**changes: Any) -> FirstShape:
@@ -131,7 +133,7 @@ class FirstPlayed(Played):
             for node in sorted(set(parents)):
                 path = paths[node] if node >= 0 else []
                 anew = literal_first(head, embeddings, rows, self.features[row], self.texts[row], path)[-1]
-                torch.testing.assert_close(proposal.draft_logits[row, node + 1], anew, **CLOSE)
+                torch.testing.assert_close(proposal.draft_logits[row, node + 1], anew, rtol=0, atol=NEAR)
                 checked += 1
         return checked
 

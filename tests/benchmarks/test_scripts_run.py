@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,24 @@ def test_a_twin_without_noise_is_always_of_the_first_rank(
     assert script("tree_ranks").main(flags) == 0
     [found] = json.loads(out.read_text("utf-8"))["results"]
     assert found["accepted_by_rank"]["1"] > 0 and found["share_of_later_ranks"]["value"] == 0
+
+
+def test_copies_are_counted_by_the_length_of_their_match(
+    script: Script, tiny: Path, questions: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "copies.json"
+    assert script("match_length").main(["--target", str(tiny), "--max-new-tokens", "40", "--out", str(out)]) == 0
+    found = json.loads(out.read_text("utf-8"))["results"]
+    assert sum(cell["share"]["value"] for cell in found) == pytest.approx(1, abs=1e-4)
+    by_length = {cell["match"]: cell for cell in found}
+    assert by_length[0]["first"]["value"] == 0, "nothing agrees, and nothing is copied"
+    assert all(0 <= cell["first"]["value"] <= cell["run"]["value"] <= 8 or not cell["match"] for cell in found)
+
+
+def test_a_copy_is_held_against_what_was_said(script: Script) -> None:
+    """Behind 1 2 came 3 1: the 3 is right, the 1 is not; behind 1 2 3 came 1, and a 9 was said."""
+    found = script("match_length").copies(SimpleNamespace(eos_ids=()), [1, 2, 3, 1], [2, 3, 9])
+    assert [(one.match, one.right) for one in found] == [(2, 1), (3, 0)]
 
 
 def test_what_a_check_says_is_judged(

@@ -17,6 +17,7 @@ from outpace.cli import app
 from outpace.drafters import load
 from outpace.drafters.card import write_card
 from outpace.drafters.eagle import Eagle
+from outpace.drafters.either import Either
 from outpace.drafters.lookup import Lookup
 from outpace.errors import UsageError
 from outpace.evaluation.pair import Check, Report
@@ -128,7 +129,7 @@ def drafted_by(verb: str, model: Path, *flags: str) -> str:
 def test_the_head_that_comes_along_drafts(verb: str, models: dict[str, Path], shipped: None, checked: None) -> None:
     """Where nothing is said, or its name; other words win, and other models have none."""
     mine, other = models["mine"], models["other"]
-    assert drafted_by(verb, mine) == drafted_by(verb, mine, "--draft", "auto") == "eagle3"
+    assert drafted_by(verb, mine) == drafted_by(verb, mine, "--draft", "auto") == "lookup+eagle3"
     assert drafted_by(verb, mine, "--draft", "eagle3") == "eagle3"
     assert drafted_by(verb, mine, "--draft", "lookup") == "lookup"
     assert drafted_by(verb, other) == drafted_by(verb, other, "--draft", "auto") == "lookup"
@@ -164,9 +165,9 @@ def test_a_head_for_everyone_is_found_out(
 
 def test_by_its_name_in_python(models: dict[str, Path], shipped: None) -> None:
     mine, other = (load_target(str(models[name]), dtype="fp32") for name in ("mine", "other"))
-    for name in ("auto", "eagle3"):
-        drafter = load.load_drafter(name, mine)
-        assert isinstance(drafter, Eagle) and drafter.name == "eagle3"
+    head, both = load.load_drafter("eagle3", mine), load.load_drafter("auto", mine)
+    assert isinstance(head, Eagle) and head.name == "eagle3"
+    assert isinstance(both, Either) and isinstance(both.model, Eagle) and both.name == "lookup+eagle3"
     assert isinstance(load.load_drafter("auto", other), Lookup)
     with pytest.raises(UsageError, match="no head comes with outpace for the target"):
         load.load_drafter("eagle3", other)

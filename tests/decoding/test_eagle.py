@@ -126,7 +126,7 @@ class Resting(Fixed):
 
     turn = 0
 
-    def budget(self, rooms: list[int], lengths: list[int]) -> Budget:
+    def budget(self, rooms: list[int], lengths: list[int], grades: list[int] | None = None) -> Budget:
         self.turn += 1
         if self.turn % 3:
             rooms = [room if row == self.turn % len(rooms) and self.turn % 2 else 0 for row, room in enumerate(rooms)]

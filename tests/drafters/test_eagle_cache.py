@@ -16,7 +16,6 @@ from outpace.drafters.levels import Levels
 from outpace.drafters.walk import GROWTH, Walker
 from outpace.models.transformer import Transformer
 from outpace.verification.probabilities import Sampling
-from outpace.verification.tree import DraftTree
 from toys import must_fail
 
 ACTIONS = st.lists(
@@ -63,7 +62,7 @@ def test_drafts_are_those_of_the_text_read_anew(
 
 
 def test_a_node_says_what_the_chain_along_its_path_says(tiny: Transformer) -> None:
-    """A whole tree of depth three and, one after the other, every path of it as a chain."""
+    """Nodes of a tree of depth three in any order and, one after the other, the path to each as a chain."""
     head = random_head(seed=3)
     drafter = Eagle(head, tiny, packed=False)
     played = Played(drafter)
@@ -74,11 +73,14 @@ def test_a_node_says_what_the_chain_along_its_path_says(tiny: Transformer) -> No
     look = Levels(drafter.walker, played.state.cache, out, drafter._target_ids)
     drafted = [token % 40 for token in tokens]
     drafted[1::2] = [(token + 1 + place) % 40 for place, token in enumerate(drafted[::2])]  # siblings differ
-    for count in (0, 2, 6, 14):  # as growth does: the root, then one depth after the other
-        logits = look(DraftTree.from_lists([(drafted[:count], parents[:count])]))
-    for node, path in enumerate(paths_of(drafted, parents)):
-        chained = literal(head, tiny.embeddings, played.features[0], played.texts[0], ids[torch.tensor(path)].tolist())
-        torch.testing.assert_close(logits[0, node + 1], chained[-1], **CLOSE)
+    levels = [[-1], [1, 0], [4, 2, 3], [11, 6, 10, 9]]  # as growth does: the root, then some nodes of each depth
+    paths = paths_of(drafted, parents)
+    for depth, nodes in enumerate(levels):
+        logits = look(depth, [(drafted, parents)], [nodes])
+        for place, node in enumerate(nodes):
+            path = ids[torch.tensor(paths[node] if depth else [], dtype=torch.int64)].tolist()
+            chained = literal(head, tiny.embeddings, played.features[0], played.texts[0], path)
+            torch.testing.assert_close(logits[0, place], chained[-1], **CLOSE)
 
 
 def test_rows_that_rest_are_caught_up_in_one_pass(tiny: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,8 +166,8 @@ def test_a_depth_takes_one_pass_over_what_is_new(tiny: Transformer, monkeypatch:
     assert passes == [2, 4, 8]
     passes.clear()
     tree = played.propose("sampled:2", [4], [12], Sampling(3.0)).tree
-    levels = tree.depths()[0].tolist()
-    assert passes == [levels.count(depth) for depth in (1, 2, 3)]
+    levels, mothers = tree.depths()[0], set(tree.parents[0].tolist())
+    assert passes == [sum(int(levels[node]) == depth for node in mothers - {-1}) for depth in (1, 2, 3)]
 
 
 def test_nodes_that_were_dropped_are_not_walked_again(tiny: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,9 +238,8 @@ def _all_seen(self: Walker, lengths: list[int], drafted: int, nodes: int, seen: 
     return HONEST_MASK(self, lengths, drafted, nodes, None if seen is None else torch.ones_like(seen))
 
 
-def _by_index(self: Levels, fresh: list[Any], drafted: int) -> None:
-    self.depth = drafted
-    HONEST_WALK(self, fresh, drafted)
+def _by_index(self: Levels, depth: int, grown: Any, nodes: list[list[int]]) -> Tensor:
+    return HONEST_WALK(self, 1 + self.seen.shape[2], grown, nodes)
 
 
 HONEST_READ, HONEST_STEP, HONEST_COMMIT = Eagle._read, Walker.step, Eagle.commit

@@ -201,9 +201,8 @@ def _one_late(self: Walker, cache: Any, hidden: Tensor, tokens: Tensor, position
     return HONEST_STEP(self, cache, hidden, tokens, positions + 1, *rest)
 
 
-def _one_place(self: Levels, fresh: list[Any], drafted: int) -> None:
-    self.depth = drafted
-    HONEST_WALK(self, fresh, drafted)
+def _one_place(self: Levels, depth: int, grown: Any, nodes: list[list[int]]) -> Tensor:
+    return HONEST_WALK(self, 1 + self.seen.shape[2], grown, nodes)
 
 
 def _shown_late(self: Eagle, own: EagleState, parts: dict[int, Tensor]) -> Any:

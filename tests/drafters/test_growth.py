@@ -4,7 +4,7 @@ The draft model is a table, so that every tree can be enumerated. No test here c
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from looking import Looking, Path, paths
 from outpace.drafters import growth
 from outpace.drafters.budget import Branching, Budget
 from outpace.drafters.drafter import Proposal
@@ -20,27 +21,10 @@ from outpace.drafters.growth import ranked_tree, sampled_shape, sampled_tree
 from outpace.models.toy import random_table
 from outpace.verification.coins import Keys
 from outpace.verification.probabilities import Sampling, probability_rows
-from outpace.verification.tree import DraftTree
 from toys import must_fail
 
 NO_END: frozenset[int] = frozenset()
 PLAIN = Sampling(1.0)
-Path = tuple[int, ...]
-
-
-@dataclass
-class Looking:
-    """A draft model whose next token depends on the last one: notes the trees that it was shown."""
-
-    table: Tensor
-    last: list[int]
-    shown: list[DraftTree] = field(default_factory=list)
-
-    def __call__(self, tree: DraftTree) -> Tensor:
-        self.shown.append(tree)
-        tree.validate()
-        before = torch.cat([torch.tensor(self.last)[:, None], tree.tokens.clamp(min=0)], 1)
-        return self.table[before]
 
 
 def budget(tree: str, depths: Sequence[int], nodes: Sequence[int]) -> Budget:
@@ -71,14 +55,6 @@ def drawn(table: Tensor, last: int, limit: Budget, keys: Keys, warp: Sampling = 
     """A sampled tree behind the same token and under the same warp in every row."""
     rows = len(limit.depths)
     return sampled_tree(Looking(table, [last] * rows), limit, [warp] * rows, keys, NO_END)
-
-
-def paths(tokens: Sequence[int], parents: Sequence[int]) -> list[Path]:
-    """The tokens from the root down to every node."""
-    found: list[Path] = []
-    for token, parent in zip(tokens, parents, strict=True):
-        found.append((*(found[parent] if parent >= 0 else ()), token))
-    return found
 
 
 # ---- children by rank ----------------------------------------------------------------------------------------------
@@ -180,10 +156,30 @@ def test_a_depth_expands_no_more_than_the_beam(tree: str) -> None:
     assert max(counts) == growth.BEAM
 
 
+@pytest.mark.parametrize(
+    ("top_p", "nodes", "children"),
+    [(0.5, 9, [1]), (0.75, 9, [1, 0]), (0.76, 9, [1, 0, 2]), (1.0, 9, [1, 0, 2, 3]), (1.0, 2, [1, 0]), (1e-9, 9, [1])],
+)
+def test_top_p_children_are_the_smallest_set_that_reaches_the_mass(
+    top_p: float, nodes: int, children: list[int]
+) -> None:
+    law = torch.tensor([0.25, 0.5, 0.126, 0.124, 0.0], dtype=torch.float64)
+    look = Looking(law.log().expand(5, 5), [0])
+    [(tokens, _)] = ranked_tree(look, budget(f"top-p:{top_p}", [1], [nodes]), [PLAIN], NO_END).tree.to_lists()
+    assert sorted(tokens) == sorted(children)
+
+
+def test_of_equal_nodes_the_earlier_ones_stay() -> None:
+    """All children halve the weight: what there is room for are whole depths, then the first of the next."""
+    look = Looking(torch.zeros(2, 2, dtype=torch.float64), [0])
+    [(_, parents)] = ranked_tree(look, budget("top-k:2", [4], [9]), [PLAIN], NO_END).tree.to_lists()
+    assert parents == [-1, -1, 0, 0, 1, 1, 2, 2, 3]
+
+
 def test_one_look_a_depth() -> None:
     look = Looking(random_table(8, seed=6), [0, 1, 2])
     ranked_tree(look, budget("top-k:2", [3, 1, 0], [14, 2, 0]), [Sampling()] * 3, NO_END)
-    assert [tree.num_nodes.tolist() for tree in look.shown] == [[0, 0, 0], [2, 0, 0], [6, 0, 0]]
+    assert look.counts == [[1, 1, 0], [2, 0, 0], [4, 0, 0]]
 
 
 def broken_table(bad: float) -> Tensor:
@@ -345,7 +341,7 @@ def test_a_mixed_batch_keeps_the_laws_of_those_who_need_them() -> None:
 
 @pytest.mark.parametrize("tree", ["top-k:3", "top-p:0.9", "sampled:3"])
 def test_the_logits_shown_are_those_of_the_node(tree: str) -> None:
-    """As far as any node has children, for traces; in batches whose rows were cut differently too."""
+    """Of every node that has children, for traces; in batches whose rows were cut differently too."""
     table, last = random_table(9, seed=15), [0, 1, 2]
     limits, kinds = budget(tree, [3, 2, 1], [11, 4, 2]), [Sampling(1.0), Sampling(), Sampling(0.7, top_k=2)]
     if tree == "sampled:3":
@@ -355,31 +351,25 @@ def test_the_logits_shown_are_those_of_the_node(tree: str) -> None:
     assert proposal.draft_logits is not None
     assert proposal.draft_logits.shape[1] == 1 + proposal.tree.tokens.shape[1]
     for row, (tokens, parents) in enumerate(proposal.tree.to_lists()):
-        for place in range(max(parents) + 2):
+        for node in set(parents):
             torch.testing.assert_close(
-                proposal.draft_logits[row, place], table[tokens[place - 1] if place else last[row]]
+                proposal.draft_logits[row, node + 1], table[tokens[node] if node >= 0 else last[row]]
             )
 
 
 def test_drawing_with_replacement_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = growth.draw
-    kept: list[Tensor] = []
+    honest = growth.draw_apart
 
-    def forgets(probs: Tensor, coins: Tensor) -> Tensor:
-        kept.append(probs.clone() if not kept or kept[-1].shape != probs.shape else kept[-1])
-        return original(kept[-1], coins)
+    def forgets(probs: Tensor, coins: Sequence[Sequence[float]]) -> list[list[int]]:
+        return [[honest(probs[row : row + 1], [[coin]])[0][0] for coin in own] for row, own in enumerate(coins)]
 
-    monkeypatch.setattr(growth, "draw", forgets)
+    monkeypatch.setattr(growth, "draw_apart", forgets)
     with must_fail():
         test_siblings_are_drawn_without_replacement()
 
 
 def test_keeping_the_first_nodes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault: a full tree takes no more nodes, however heavy."""
-
-    def first(self: DraftTree, weights: Tensor, limit: Tensor) -> Tensor:
-        return (torch.arange(self.tokens.shape[1]) < limit[:, None]) & self.real
-
-    monkeypatch.setattr(DraftTree, "heaviest", first)
+    monkeypatch.setattr(growth, "sorted", lambda nodes, key=None: [*nodes], raising=False)
     with must_fail():
         check_heaviest("top-k:3", [(3, 9)], 5, 1, NO_END, Sampling())

@@ -14,7 +14,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.functional import pad
 
 import outpace
 from heads import Played, keys_of
@@ -32,7 +31,6 @@ from outpace.models.transformer import Transformer
 from outpace.verification.expectation import tree_tokens
 from outpace.verification.probabilities import Sampling
 from outpace.verification.shape import StaticShape, static_tree
-from outpace.verification.tree import DraftTree
 from toys import must_fail, run
 
 Path = tuple[int, ...]
@@ -162,8 +160,8 @@ def grows_alike(
     drafter.rates = rates
     found = drafter.propose(drafter.open(4, 8), budget, calm, keys_of(len(limits)))
 
-    def look(tree: DraftTree) -> Tensor:
-        return torch.stack([row[at] for row, at in zip(logits, pad(tree.depths(), (1, 0)), strict=True)])
+    def look(depth: int, grown: Any, nodes: list[list[int]]) -> Tensor:
+        return logits[:, [depth] * max(map(len, nodes))]
 
     grown = shaped_tree(look, replace(budget, depths=[min(depth, 4) for depth in depths]), rates, ends)
     found.tree.validate()

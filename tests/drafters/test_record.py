@@ -11,6 +11,7 @@ from cards import USUAL, card_for, change_document, document, exported, target_o
 from heads import random_head, shape_of
 from outpace.drafters.card import read_card, write_card
 from outpace.drafters.eagle import Eagle
+from outpace.drafters.either import Either
 from outpace.drafters.load import READERS, load_drafter, shipped_drafter, trained_head
 from outpace.drafters.record import (
     FILE,
@@ -234,7 +235,9 @@ def test_of_all_that_comes_along_a_head_is_picked(tmp_path: Path, monkeypatch: p
     assert shipped_drafter(target, heads) == heads / "z-eagle3"
     picks(target, heads)
     monkeypatch.setattr("outpace.drafters.load.HEADS", heads)
-    assert isinstance(load_drafter("eagle3", target), Eagle) and isinstance(load_drafter("auto", target), Eagle)
+    both = load_drafter("auto", target)
+    assert isinstance(load_drafter("eagle3", target), Eagle)
+    assert isinstance(both, Either) and isinstance(both.model, Eagle) and both.name == "lookup+eagle3"
     monkeypatch.setattr("outpace.drafters.load.read_record", lambda folder: replace(card_of("medusa", target)))
     with must_fail():  # planted: every card is taken for one and the same
         picks(target, heads)

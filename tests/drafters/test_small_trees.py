@@ -168,7 +168,7 @@ def test_a_tree_takes_one_forward_a_depth(tiny: Transformer, tiny_draft: Transfo
     for tree in ("top-k:2", "sampled:2", "static:0.5,0.5"):
         watched.scored.clear()
         budget = Budget([3], [14], Branching.parse(tree))
-        small.propose(state, budget, [Sampling()], Keys((0,), (0,), (4,), (True,)))
+        small.propose(state, budget, [Sampling(1.0)], Keys((0,), (0,), (4,), (True,)))
         assert watched.scored == [[0], [2], [6]]
 
 

@@ -5,7 +5,7 @@ The draft models are tables, so that all that can happen is enumerated. No test 
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from torch import Tensor
 import outpace
 from cards import card_for, model_folder
 from heads import Played, fitted_head, random_head, shape_of
+from looking import Looking
 from outpace.decoding.control import Adaptive, Fixed
 from outpace.decoding.loop import Request
 from outpace.decoding.turn import Turn
@@ -38,7 +39,6 @@ from outpace.models.toy import random_table, table_target
 from outpace.models.transformer import Transformer
 from outpace.verification.expectation import tree_tokens
 from outpace.verification.shape import StaticShape, static_tree
-from outpace.verification.tree import DraftTree
 from simulated import TABLES, table
 from toys import Watched, must_fail, reference, run
 
@@ -121,20 +121,6 @@ def test_parts_that_do_not_go_together(given: dict[str, Any], message: str) -> N
 # ---- the tree --------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Looking:
-    """A draft model whose next token depends on the last one: notes the trees that it was shown."""
-
-    table: Tensor
-    last: list[int]
-    shown: list[DraftTree] = field(default_factory=list)
-
-    def __call__(self, tree: DraftTree) -> Tensor:
-        self.shown.append(tree)
-        tree.validate()
-        return self.table[torch.cat([torch.tensor(self.last)[:, None], tree.tokens.clamp(min=0)], 1)]
-
-
 def budget(depths: Sequence[int], nodes: Sequence[int]) -> Budget:
     return Budget(list(depths), list(nodes), Branching("static", rates=RATES))
 
@@ -194,9 +180,9 @@ def check_filled(
         shape = static_tree(own, count if depth else 0, depth)
         tokens, parents = filled(shape, rows, last[row], ends)
         assert proposal.tree.to_lists()[row] == (tokens, parents)
-        for place in range(max(parents, default=-2) + 2):
+        for node in set(parents):
             torch.testing.assert_close(
-                proposal.draft_logits[row, place], rows[tokens[place - 1] if place else last[row]]
+                proposal.draft_logits[row, node + 1], rows[tokens[node] if node >= 0 else last[row]]
             )
 
 
@@ -213,7 +199,7 @@ def test_no_token_changes_the_shape() -> None:
 def test_one_look_a_depth() -> None:
     look = Looking(random_table(8, seed=6), [0, 1, 2])
     shaped_tree(look, budget([3, 1, 0], [14, 2, 0]), (0.5, 0.5), frozenset())
-    assert [tree.num_nodes.tolist() for tree in look.shown] == [[0, 0, 0], [2, 0, 0], [6, 0, 0]]
+    assert look.counts == [[1, 1, 0], [2, 0, 0], [4, 0, 0]]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
@@ -282,9 +268,8 @@ def test_ranks_that_change_places_are_noticed(monkeypatch: pytest.MonkeyPatch) -
     """The fault: the first place of a family holds the second best."""
     honest = growth._best
 
-    def swapped(*given: Any) -> tuple[Tensor, Tensor]:
-        tokens, there = honest(*given)
-        return tokens.flip(2), there
+    def swapped(*given: Any) -> growth.Chosen:
+        return [[tokens[::-1] for tokens in own] for own in honest(*given)]
 
     monkeypatch.setattr(growth, "_best", swapped)
     with must_fail():
@@ -380,7 +365,7 @@ def test_auto_chooses_its_size(tiny: Transformer) -> None:
     for tree, ranks in (("static:0.5,0.2", 2), ("static", 8)):
         control = Adaptive(table(TABLES["free"]), Branching.parse(tree), 4, 12)
         control.admit(1)
-        assert len(control._pool.offered[0]) == ranks
+        assert len(control._record().offered[0]) == ranks
         asked = control.budget([9], [5])
         assert asked.branching == Branching.parse(tree) and asked.nodes[0] > asked.depths[0] > 1
     drafter = Eagle(fitted_head(PROMPTS, NEW + 8), tiny, packed=False, rates=RATES)

@@ -12,6 +12,7 @@ from outpace.decoding.generate import generate
 from outpace.decoding.trace import Logits
 from outpace.drafters.budget import DYNAMIC, Budget
 from outpace.drafters.drafter import Drafter
+from outpace.drafters.either import Either
 from outpace.drafters.lookup import Lookup
 from outpace.drafters.small import Small
 from outpace.errors import UsageError
@@ -252,6 +253,27 @@ def test_files_that_cannot_be_opened(tmp_path: Path, tiny: Transformer) -> None:
         read_probe(tmp_path / "nowhere.jsonl")
     with pytest.raises(UsageError, match=r"the trace cannot be written to .*: No such file"):
         written(tmp_path / "no" / "p.jsonl", tiny, Lookup())
+
+
+def test_what_the_drafter_said_of_its_draft_is_recorded(
+    tmp_path: Path, tiny: Transformer, tiny_draft: Transformer
+) -> None:
+    found = written(tmp_path / "p.jsonl", tiny, Lookup())
+    for place, text in enumerate(texts(found)):
+        for record in (one for one in found.records if one.request == place and one.start > len(ASKED[place].ids)):
+            drafter = Lookup()
+            state = drafter.open(1, 8)
+            drafter.admit(state, [text[: record.start]], None)
+            assert [record.grade] == drafter.grades(state) and (record.grade == 0) == (not record.nodes)
+    assert len({record.grade for record in found.records}) > 2
+    assert all(one.grade is None for one in written(tmp_path / "m.jsonl", tiny, Small(tiny_draft, tiny)).records)
+
+
+def test_two_that_are_joined_are_probed_apart(tmp_path: Path, tiny: Transformer, tiny_draft: Transformer) -> None:
+    both = Either(Lookup(), Small(tiny_draft, tiny))
+    with pytest.raises(UsageError, match=r"the drafter is 'lookup\+small.*'; allowed for a probe: one that is not joi"):
+        written(tmp_path / "p.jsonl", tiny, both)
+    assert not (tmp_path / "p.jsonl").exists()
 
 
 def test_a_trace_of_turns_is_no_probe(tmp_path: Path, tiny: Transformer) -> None:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outpace.verification.tree import ABSENT, DraftTree, grow_top_k, grow_top_p
+from outpace.verification.tree import DraftTree
 
 Row = tuple[list[int], list[int]]
 
@@ -71,27 +71,6 @@ def test_a_chain_is_known_whichever_way_it_was_built(batch: list[Row]) -> None:
 
 
 @given(batches, st.data())
-def test_prune_undoes_grow(batch: list[Row], data: st.DataObject) -> None:
-    tree = DraftTree.from_lists(batch)
-    width = data.draw(st.integers(0, 4))
-    news = [[data.draw(st.integers(-1, len(parents) - 1)) for _ in range(width)] for _, parents in batch]
-    wanted = [[data.draw(st.booleans()) for _ in range(width)] for _ in batch]
-    shape = (len(batch), width)
-    grown, nodes = tree.grow(
-        torch.tensor(news, dtype=torch.int64).reshape(shape),
-        torch.full(shape, 77),
-        torch.tensor(wanted, dtype=torch.bool).reshape(shape),
-    )
-    grown.validate()
-    for row, (tokens, parents) in enumerate(grown.to_lists()):
-        taken = [parent for parent, want in zip(news[row], wanted[row], strict=True) if want]
-        assert parents == batch[row][1] + taken and tokens == batch[row][0] + [77] * len(taken)
-        assert [n for n in nodes[row].tolist() if n != ABSENT] == list(range(len(batch[row][0]), len(tokens)))
-    old = torch.arange(grown.tokens.shape[1]) < tree.num_nodes[:, None]
-    assert grown.prune(old).to_lists() == batch
-
-
-@given(batches, st.data())
 def test_prune_keeps_every_kept_path(batch: list[Row], data: st.DataObject) -> None:
     """Token sequences from the root are what a tree means; pruning keeps those of the kept nodes, in order."""
     tree = DraftTree.from_lists(batch)
@@ -130,61 +109,3 @@ def test_a_row_does_not_know_its_batch_mates(batch: list[Row]) -> None:
         assert torch.equal(together.ancestor_mask()[row, :width, :width], alone.ancestor_mask()[0])
         assert torch.equal(together.depths()[row, :width], alone.depths()[0])
         assert alone.prune(half[row : row + 1, :width]).to_lists()[0] == pruned[row]
-
-
-@given(batches, st.data())
-def test_heaviest_nodes_of_falling_weights_can_be_pruned(batch: list[Row], data: st.DataObject) -> None:
-    """Weights that never grow along a path (ties are common) give an ancestor-closed choice of the largest sum."""
-    tree = DraftTree.from_lists(batch)
-    weights = torch.zeros(tree.tokens.shape, dtype=torch.float64)
-    for row, (_, parents) in enumerate(batch):
-        for node, parent in enumerate(parents):
-            weights[row, node] = (weights[row, parent] if parent >= 0 else 1) * data.draw(
-                st.sampled_from([1, 0.5, 0.25])
-            )
-    limit = data.draw(st.integers(0, 5))
-    kept = tree.heaviest(weights, torch.full((len(batch),), limit))
-    tree.prune(kept).validate()
-    for row, (tokens, _) in enumerate(batch):
-        best = sorted(weights[row, : len(tokens)].tolist(), reverse=True)[:limit]
-        assert sorted(weights[row][kept[row]].tolist(), reverse=True) == best
-
-
-@st.composite
-def laws(draw: st.DrawFn, vocab: int = 5) -> list[float]:
-    """Eighths, so that every sum is exact."""
-    cuts = sorted(draw(st.lists(st.integers(0, 8), min_size=vocab - 1, max_size=vocab - 1)))
-    return [(b - a) / 8 for a, b in zip([0, *cuts], [*cuts, 8], strict=True)]
-
-
-@given(batches, st.data(), st.sampled_from([0.125, 0.5, 0.75, 1.0]), st.integers(1, 6))
-def test_top_p_children_follow_the_definition(batch: list[Row], data: st.DataObject, top_p: float, cap: int) -> None:
-    tree = DraftTree.from_lists(batch)
-    frontier = [data.draw(st.lists(st.integers(-1, len(p) - 1), max_size=3, unique=True)) for _, p in batch]
-    width = max(map(len, frontier))
-    probs = torch.tensor([[data.draw(laws()) for _ in range(width)] for _ in batch]).reshape(len(batch), width, 5)
-    padded = torch.tensor([f + [ABSENT] * (width - len(f)) for f in frontier], dtype=torch.int64)
-    grown = grow_top_p(tree, padded.reshape(len(batch), width), probs, top_p, cap)
-    grown.tree.validate()
-    for row, (tokens, parents) in enumerate(batch):
-        expected: list[tuple[int, list[float]]] = []
-        for place, node in enumerate(frontier[row]):
-            falling = sorted(probs[row, place].tolist(), reverse=True)
-            smallest = next(n for n in range(1, 6) if sum(falling[:n]) >= top_p)
-            expected += [(node, value) for value in falling[: min(smallest, cap)]]
-        new_tokens, new_parents = (part[len(tokens) :] for part in grown.tree.to_lists()[row])
-        assert new_parents == [node for node, _ in expected]
-        said = [
-            probs[row, frontier[row].index(node), t].item() for node, t in zip(new_parents, new_tokens, strict=True)
-        ]
-        assert said == [value for _, value in expected]
-        assert len(set(zip(new_parents, new_tokens, strict=True))) == len(new_tokens)
-        assert grown.probs[row][grown.nodes[row] != ABSENT].tolist() == said
-        assert parents == grown.tree.to_lists()[row][1][: len(parents)]
-
-
-@given(laws(), st.integers(1, 7))
-def test_top_k_is_top_p_without_a_mass(law: list[float], k: int) -> None:
-    root, row = torch.tensor([[-1]]), torch.tensor([[law]])
-    by_k = grow_top_k(DraftTree.empty(1), root, row, k).tree.to_lists()
-    assert by_k == grow_top_p(DraftTree.empty(1), root, row, 1.0, k).tree.to_lists()

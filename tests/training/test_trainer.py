@@ -50,6 +50,19 @@ def test_a_training_learns(tmp_path: Path) -> None:
     assert lines[-1]["tau"] > lines[0]["tau"]
 
 
+def test_two_in_one_folder_are_one_too_many(tmp_path: Path) -> None:
+    """The second is refused before it writes anything; the folder is free again when the first has ended."""
+
+    def meanwhile(report: Report) -> None:
+        before = (tmp_path / "log.jsonl").read_bytes()
+        with pytest.raises(UsageError, match=r"another process is training in .*; allowed: one at a time"):
+            trainer_of(tmp_path).train()
+        assert (tmp_path / "log.jsonl").read_bytes() == before
+
+    trainer_of(tmp_path, watch=meanwhile).train()
+    whole(tmp_path)
+
+
 @pytest.mark.parametrize("step", [1, 2, 3, 5])
 def test_what_is_gone_on_with_is_what_it_would_have_become(step: int, tmp_path: Path) -> None:
     straight = whole(tmp_path / "straight", held_out=samples_of(3, 1), checkpoint_minutes=OFTEN)

@@ -20,6 +20,7 @@ from outpace.verification.probabilities import (
     argmax,
     batch_probability_rows,
     draw,
+    draw_apart,
     probability_rows,
     settle_ties,
     unusable_rows,
@@ -258,3 +259,28 @@ def test_settled_ties_leave_other_rows_alone() -> None:
 def test_values_out_of_range_are_named(wrong: dict[str, float], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         Sampling(**wrong)  # type: ignore[arg-type]  # one keyword of either type
+
+
+# ---- draws without replacement ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vocab", [3, 7, 300, 1000])
+def test_tokens_drawn_apart_are_those_drawn_one_after_the_other(vocab: int) -> None:
+    """Each by its own coin from what the tokens before it have left, until nothing is left."""
+    generator = torch.Generator().manual_seed(vocab)
+    probs = torch.randn(20, vocab, generator=generator, dtype=torch.float64).mul(2).softmax(-1)
+    probs[::2] *= torch.rand(10, vocab, generator=generator) < 2 / vocab
+    coins = torch.rand(20, 5, generator=generator, dtype=torch.float64)
+    ends = 0
+    for row, tokens in enumerate(draw_apart(probs, coins.tolist())):
+        left = probs[row].clone()
+        for rank, coin in enumerate(coins[row]):
+            if not left.sum() > 0:
+                assert len(tokens) == rank
+                ends += 1
+                break
+            assert tokens[rank] == int(draw(left, coin))
+            left[tokens[rank]] = 0
+        else:
+            assert len(tokens) == 5
+    assert ends

@@ -1,10 +1,10 @@
-"""The tree of the module's own drawing, the builders, and every refusal."""
+"""The tree of the module's own drawing, and every refusal."""
 
 import pytest
 import torch
 
 from outpace.errors import UsageError
-from outpace.verification.tree import ABSENT, DraftTree, grow_top_k, grow_top_p
+from outpace.verification.tree import DraftTree
 
 A, B, C, D, E = range(5)
 DRAWN = ([10, 11, 12, 13, 14], [-1, -1, A, A, B])
@@ -73,22 +73,6 @@ def test_an_empty_draft_still_has_its_root() -> None:
     assert DraftTree.from_lists([]).positions(torch.empty(0, dtype=torch.int64)).shape == (0, 1)
 
 
-def test_grow_appends_ragged_children_in_order(drawn: DraftTree) -> None:
-    grown, nodes = drawn.grow(
-        parents=torch.tensor([[C, E, E], [0, -1, 0]]),
-        tokens=torch.tensor([[1, 2, 3], [4, 5, 6]]),
-        wanted=torch.tensor([[True, False, True], [False, True, True]]),
-    )
-    grown.validate()
-    assert grown.to_lists() == [([*DRAWN[0], 1, 3], [*DRAWN[1], C, E]), ([7, 5, 6], [-1, -1, 0])]
-    assert nodes.tolist() == [[5, ABSENT, 6], [ABSENT, 1, 2]]
-
-
-def test_grow_takes_everything_when_not_told_otherwise() -> None:
-    grown, nodes = DraftTree.empty(1).grow(torch.tensor([[-1, -1]]), torch.tensor([[4, 5]]))
-    assert grown.to_lists() == [([4, 5], [-1, -1])] and nodes.tolist() == [[0, 1]]
-
-
 def test_prune_reindexes_what_is_kept(drawn: DraftTree) -> None:
     keep = torch.tensor([[False, True, False, False, True], [False] * 5])
     assert drawn.prune(keep).to_lists() == [([11, 14], [-1, 0]), ([], [])]
@@ -100,61 +84,11 @@ def test_prune_refuses_an_orphan(drawn: DraftTree) -> None:
         drawn.prune(keep)
 
 
-def test_heaviest_is_ready_for_prune(drawn: DraftTree) -> None:
-    """EAGLE-2's re-ranking: products never grow along a path, so the heaviest nodes hold their ancestors."""
-    weights = torch.tensor([[0.6, 0.3, 0.5, 0.1, 0.3], [1.0, 9.0, 9.0, 9.0, 9.0]])
-    keep = drawn.heaviest(weights, indices(4, 3))
-    assert keep.tolist() == [[True, True, True, False, True], [True, False, False, False, False]]
-    assert drawn.prune(keep).to_lists()[0] == ([10, 11, 12, 14], [-1, -1, 0, 1])
-    assert not drawn.heaviest(weights, indices(0, 0)).any()
-
-
 def test_subtree_hangs_from_its_new_root(drawn: DraftTree) -> None:
     assert drawn.subtree(indices(A, 0)).to_lists() == [([12, 13], [-1, -1]), ([], [])]
     assert drawn.subtree(indices(-1, -1)).to_lists() == drawn.to_lists()
     deep = DraftTree.from_lists([([1, 2, 3, 4], [-1, 0, 1, 1])])
     assert deep.subtree(indices(0)).to_lists() == [([2, 3, 4], [-1, 0, 0])]
-
-
-def test_top_k_tree_by_depth() -> None:
-    """Every frontier node gets its k best, most probable first; a zero-probability token is not one of them."""
-    law = torch.tensor([[[0.1, 0.6, 0.3, 0.0]], [[0.0, 0.0, 1.0, 0.0]]])
-    first = grow_top_k(DraftTree.empty(2), torch.tensor([[-1], [-1]]), law, k=2)
-    assert first.tree.to_lists() == [([1, 2], [-1, -1]), ([2], [-1])]
-    assert first.nodes.tolist() == [[0, 1], [0, ABSENT]]
-    assert torch.equal(first.probs, torch.tensor([[0.6, 0.3], [1.0, 0.0]]))
-    second = grow_top_k(first.tree, first.nodes, law.expand(2, 2, 4), k=2)
-    second.tree.validate()
-    assert second.tree.to_lists() == [([1, 2, 1, 2, 1, 2], [-1, -1, 0, 0, 1, 1]), ([2, 2], [-1, 0])]
-    assert second.nodes.tolist() == [[2, 3, 4, 5], [1, ABSENT, ABSENT, ABSENT]]
-
-
-@pytest.mark.parametrize(
-    ("top_p", "max_children", "children"),
-    [(0.5, 9, [1]), (0.75, 9, [1, 0]), (0.76, 9, [1, 0, 2]), (1.0, 9, [1, 0, 2, 3]), (1.0, 2, [1, 0]), (1e-9, 9, [1])],
-)
-def test_top_p_children_are_the_smallest_set_that_reaches_the_mass(
-    top_p: float, max_children: int, children: list[int]
-) -> None:
-    law = torch.tensor([[[0.25, 0.5, 0.125, 0.125, 0.0]]])
-    grown = grow_top_p(DraftTree.empty(1), torch.tensor([[-1]]), law, top_p, max_children).tree
-    assert sorted(grown.to_lists()[0][0]) == sorted(children) and grown.to_lists()[0][0][0] == 1
-
-
-def test_a_row_that_is_not_finite_has_no_children() -> None:
-    law = torch.tensor([[[0.5, torch.nan, 0.5]], [[0.5, torch.inf, 0.5]], [[0.0, 1.0, 0.0]]])
-    grown = grow_top_k(DraftTree.empty(3), torch.full((3, 1), -1), law, k=2)
-    assert grown.tree.num_nodes.tolist() == [0, 0, 1]
-
-
-def test_builders_refuse_what_makes_no_tree() -> None:
-    root, law = torch.tensor([[-1]]), torch.tensor([[[1.0]]])
-    with pytest.raises(UsageError, match="k is 0; allowed: 1 or more"):
-        grow_top_k(DraftTree.empty(1), root, law, 0)
-    with pytest.raises(UsageError, match="max_children is 0; allowed: 1 or more"):
-        grow_top_p(DraftTree.empty(1), root, law, 0.9, 0)
-    with pytest.raises(UsageError, match=r"top_p is 1\.5; allowed: above 0, up to 1"):
-        grow_top_p(DraftTree.empty(1), root, law, 1.5, 3)
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,9 @@ from outpace.models.staging import Progress
 from outpace.models.target import Target
 
 DRAFTERS = (
-    "by default the head that comes with outpace for this target, else lookup; eagle3 names that head; or lookup, or "
-    "the folder or id of a head or of a smaller model"
+    "lookup, the folder or id of a head or of a smaller model, eagle3 for the head that comes with outpace for this "
+    "target, or lookup+NAME for both: copies where the text repeats itself, NAME elsewhere; by default lookup+eagle3 "
+    "where there is such a head, else lookup"
 )
 """What may draft, in the words of every verb's help."""
 

@@ -126,6 +126,7 @@ class Eagle:
         own.known += [list(prompt) for prompt in prompts]
         own.queues += [[part] for part in shown]
 
+    @torch.inference_mode()
     def propose(self, state: DraftState, budget: Budget, sampling: list[Sampling], keys: Keys) -> Proposal:
         """Draft within the budget, and no further than an end-of-text token or the head's longest text."""
         own = _own(state)

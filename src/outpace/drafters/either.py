@@ -21,7 +21,8 @@ from outpace.verification.probabilities import Sampling
 from outpace.verification.tree import DraftTree
 
 LEAST = 2
-"""The grade of lookup from which on it drafts: of two tokens that agree or more, one copy in two is right at once."""
+"""The grade of lookup from which on it drafts: copies behind two tokens that agree or more
+(``benchmarks/match_length.py``)."""
 MODEL = 1
 """The grade of a model's draft; lookup's own grades stand above it."""
 
@@ -48,7 +49,7 @@ class Either:
         UsageError: the model is lookup itself.
     """
 
-    unasked: frozenset[int]
+    unasked: frozenset[int] = frozenset(range(LEAST, Lookup.best_grade + 1))
 
     def __init__(self, copies: Lookup, model: Drafter) -> None:
         if isinstance(model, Lookup | Either):
@@ -57,7 +58,6 @@ class Either:
         self.name: str = f"{copies.name}+{model.name}"
         self.taps: tuple[Tap, ...] = model.taps
         self.branchings: frozenset[Kind] = model.branchings
-        self.unasked = frozenset(range(LEAST, copies.best_grade + 1))
         self.rates = own_rates(model)
         if (depth := deepest(model)) is not None:
             self.max_depth = depth

@@ -1,34 +1,106 @@
 """Fills a budget with a draft tree, depth by depth: the most probable children, or children that are drawn.
 
-Knows nothing of the model that is asked: it looks once a depth, and gets logits for the root and every node so far.
+Knows nothing of the model that is asked: it looks once a depth, at the nodes that get children there. While a tree
+grows it is plain numbers: a depth is one operation or two on all its logits, and then a few choices.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from itertools import count
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import pad
 
 from outpace.drafters.budget import Budget
 from outpace.drafters.drafter import Proposal, Rates
 from outpace.models.target import padded, take
 from outpace.verification.coins import Keys
 from outpace.verification.matching import candidates, race
-from outpace.verification.probabilities import Sampling, batch_probability_rows, draw, unusable_rows
+from outpace.verification.probabilities import Sampling, batch_probability_rows, draw_apart, unusable_rows
 from outpace.verification.shape import StaticShape, static_tree
-from outpace.verification.tree import ABSENT, DraftTree, Growth, grow_top_k, grow_top_p
-
-Look = Callable[[DraftTree], Float[Tensor, "batch rows vocab"]]
-"""The draft model's raw logits after the root (row 0) and after every node (row 1 + i), in target ids."""
+from outpace.verification.tree import DraftTree
 
 BEAM = 8
 """So many nodes of a depth get children at most: each further one would cost a row of the vocabulary, for little."""
 
 TAKEN = 0.6
 """Assumed for the shape of a sampled tree: each child in turn is the right one with this chance, if none before was."""
+
+Branches = tuple[list[int], list[int]]
+"""A row while it grows: tokens and parents. A node keeps its number, whatever becomes of the others."""
+
+Families = dict[int, list[int]]
+"""Nodes of one depth with their children, elder ones first."""
+
+Chosen = list[list[list[int]]]
+"""Tokens for the children of every family of a row, each row in turn: fewer where the law has none left."""
+
+Choose = Callable[[int, Tensor, Sequence[Families]], Chosen]
+"""Of the depth of some nodes, the logits after them, and their families."""
+
+
+Look = Callable[[int, Sequence[Branches], Sequence[Sequence[int]]], Float[Tensor, "batch width vocab"]]
+"""A draft model, asked once a depth: of that depth, the rows, and nodes of each, -1 for the root, it gives the raw
+logits after these nodes, in the order given; behind them may stand anything.
+
+Some row has a node. The parents were asked for one depth before.
+"""
+
+
+def some(grown: Sequence[Branches], nodes: Sequence[Sequence[int]], device: torch.device | None = None) -> DraftTree:
+    """Some nodes of every row as a tree, in the order given: parents among them, and before their children."""
+    tokens, parents = [], []
+    for (own_tokens, own_parents), own in zip(grown, nodes, strict=True):
+        index = {-1: -1} | {node: place for place, node in enumerate(own)}
+        tokens.append([own_tokens[node] for node in own])
+        parents.append([index[own_parents[node]] for node in own])
+    counts = torch.tensor([len(own) for own in nodes], dtype=torch.int64, device=device)
+    return DraftTree(padded(tokens, -1).to(device), padded(parents, -1).to(device), counts)
+
+
+def ancestry(row: Branches, nodes: Sequence[int]) -> list[int]:
+    """Some nodes and all above them, in the order of their numbers."""
+    found = set(nodes)
+    for node in nodes:
+        while (node := row[1][node]) >= 0 and node not in found:
+            found.add(node)
+    return sorted(found)
+
+
+class _Growth:
+    """The rows of a batch, and the logits after every node that was looked at."""
+
+    def __init__(self, look: Look, grown: list[Branches]) -> None:
+        self.ask, self.grown = look, grown
+        self.logits: list[Tensor] = []
+        self.places: list[dict[int, int]] = [{} for _ in grown]
+
+    def look(self, nodes: list[list[int]]) -> Float[Tensor, "batch width vocab"]:
+        """The logits after nodes one depth further down."""
+        before = sum(part.shape[1] for part in self.logits)
+        self.logits.append(self.ask(len(self.logits), self.grown, nodes))
+        for places, own in zip(self.places, nodes, strict=True):
+            places.update(zip(own, count(before), strict=False))
+        return self.logits[-1]
+
+    def proposal(self, kept: list[list[int]], laws: Sequence[Tensor] = ()) -> Proposal:
+        """The nodes that stay, in the order of their numbers; ``laws`` are those of each look, if anybody asks."""
+        if not self.logits:
+            return Proposal(DraftTree.empty(len(kept)))
+        logits = torch.cat(self.logits, 1)
+        logits = _silenced(logits, logits)
+        tree, drawn = some(self.grown, kept, logits.device), None
+        if laws:
+            nothing = laws[0].new_zeros(len(kept), 1, laws[0].shape[2])
+            drawn = take(torch.cat((*laws, nothing), 1), self._places(kept, logits.shape[1]))
+        return Proposal(tree, drawn, take(logits, self._places(kept, 0)))
+
+    def _places(self, kept: list[list[int]], filler: int) -> Int[Tensor, "batch nodes_and_root"]:
+        """Where the rows of the root and of some nodes stand; for those that were not looked at, the filler."""
+        rows = zip(self.places, kept, strict=True)
+        return padded([[own.get(node, filler) for node in (-1, *nodes)] for own, nodes in rows], filler)
 
 
 # ---- children by rank ----------------------------------------------------------------------------------------------
@@ -38,9 +110,9 @@ def ranked_tree(look: Look, budget: Budget, samplings: Sequence[Sampling], ends:
     """Deterministic children, ``top-k`` or ``top-p``; of all nodes the heaviest that the budget allows.
 
     A node weighs the product of the draft's probabilities along its path. At each depth the heaviest nodes get
-    children, and all but the heaviest nodes of the whole tree are dropped: what is dropped, or would hang below it,
-    could not come back. Choosing by tokens is exact, since no token here was drawn. A greedy row ranks by the softmax
-    of the raw logits: its warped law is one-hot, and a second child would never be proposed.
+    children, and all but the heaviest nodes of the whole tree are dropped, of equals the later ones: what is dropped,
+    or would hang below it, could not come back. Choosing by tokens is exact, since no token here was drawn. A greedy
+    row ranks by the softmax of the raw logits: its warped law is one-hot, and a second child would never be proposed.
 
     Args:
         look: asked once a depth, first for the root alone.
@@ -49,56 +121,49 @@ def ranked_tree(look: Look, budget: Budget, samplings: Sequence[Sampling], ends:
         ends: tokens that get no children.
 
     Returns:
-        A proposal without laws; its logits are right for every row that has children and for those before it.
+        A proposal without laws; its logits are right for every row that has children.
 
     Source: the dynamic tree of EAGLE-2 (Li et al., arXiv 2406.16858).
     """
     kinds = [Sampling(1.0) if one.greedy else one for one in samplings]
-    logits, broken = _usable(look(DraftTree.empty(len(kinds))))
-    depths, most, final = (_ids(part, logits) for part in (budget.depths, budget.nodes, sorted(ends)))
-    looked = tree = DraftTree.empty(len(kinds), logits.device)
-    frontier = torch.full_like(depths, -1).where((depths > 0) & (most > 0), ABSENT)[:, None]
-    weights = torch.empty((len(kinds), 0), dtype=torch.float64, device=logits.device)
-    reach = weights.new_ones(frontier.shape)
+    growth = _Growth(look, [([], []) for _ in kinds])
+    weights: list[list[float]] = [[] for _ in kinds]
+    kept: list[list[int]] = [[] for _ in kinds]
+    width, most = budget.branching.width, max(budget.nodes)
+    # More children than the tree may have nodes can never stay.
+    ranks, mass = (min(int(width), most), math.inf) if budget.branching.kind == "top-k" else (most, width)
+    frontier = [[-1] if depth and nodes else [] for depth, nodes in zip(budget.depths, budget.nodes, strict=True)]
     for depth in range(1, max(budget.depths) + 1):
-        probs, frontier = _laws(logits, broken, frontier, kinds)
-        scored, growth = looked.num_nodes, _best_children(tree, frontier, probs, budget)
-        weights = _weigh(growth, weights, reach)
-        # Products of a path fall, so that no node here outweighs its parent.
-        tree, order = _only(growth.tree, growth.tree.heaviest(weights, most))
-        weights = weights.gather(1, order)
-        levels = tree.depths()
-        expand = (levels == depth) & (depths > depth)[:, None] & ~torch.isin(tree.tokens, final)
-        reach, frontier = weights.where(expand, 0).topk(min(BEAM, weights.shape[1]), dim=1)
-        frontier = frontier.where(reach > 0, ABSENT)
-        if not bool((frontier > ABSENT).any()):
+        if not any(frontier):
             break
-        looked = _above(tree, levels, depths)
-        logits, broken = _usable(look(looked))
-    return Proposal(tree, None, _shown(logits, order, scored))
+        probs = batch_probability_rows(growth.look(frontier), kinds)
+        values, ids = (part.tolist() for part in probs.topk(min(ranks, probs.shape[2]), dim=2))
+        for row, (tokens, parents) in enumerate(growth.grown):
+            own, old = weights[row], len(tokens)
+            for node, shares, children in zip(frontier[row], values[row], ids[row], strict=False):
+                for token, prob in _reaching(mass, shares, children):
+                    tokens.append(token)
+                    parents.append(node)
+                    own.append(prob * (own[node] if node >= 0 else 1.0))
+            # Products of a path fall, so that no node here outweighs its parent.
+            ranked = sorted([*kept[row], *range(old, len(tokens))], key=lambda node: -own[node])[: budget.nodes[row]]
+            going = depth < budget.depths[row]
+            frontier[row] = [node for node in ranked if going and node >= old and tokens[node] not in ends][:BEAM]
+            kept[row] = sorted(ranked)
+    return growth.proposal(kept)
 
 
-def _best_children(
-    tree: DraftTree, frontier: Int[Tensor, "batch width"], probs: Float[Tensor, "batch width vocab"], budget: Budget
-) -> Growth:
-    """The next children of every frontier node; more than the tree may have nodes can never stay."""
-    width, cap = budget.branching.width, max(budget.nodes)
-    if budget.branching.kind == "top-k":
-        return grow_top_k(tree, frontier, probs, min(int(width), cap))
-    return grow_top_p(tree, frontier, probs, width, cap)
+def _reaching(mass: float, probs: list[float], tokens: list[int]) -> Iterator[tuple[int, float]]:
+    """The most probable tokens until their mass is reached; none of a row that is no law, whose best is a NaN."""
+    reached = 0.0
+    for token, prob in zip(tokens, probs, strict=True):
+        if not prob > 0 or reached >= mass:
+            return
+        reached += prob
+        yield token, prob
 
 
-def _weigh(
-    growth: Growth, weights: Float[Tensor, "batch old"], reach: Float[Tensor, "batch width"]
-) -> Float[Tensor, "batch nodes"]:
-    """The weights of all nodes, those of the new ones by what their parents weigh."""
-    nodes = growth.tree.tokens.shape[1]
-    gained = reach.repeat_interleave(growth.probs.shape[1] // reach.shape[1], 1) * growth.probs
-    column = growth.nodes.where(growth.nodes >= 0, nodes)  # one column too many collects what was not taken
-    return pad(weights, (0, nodes + 1 - weights.shape[1])).scatter(1, column, gained)[:, :nodes]
-
-
-# ---- children that are drawn ---------------------------------------------------------------------------------------
+# ---- children in a shape that stands -------------------------------------------------------------------------------
 
 
 def sampled_tree(
@@ -130,29 +195,23 @@ def sampled_tree(
         sampled_shape(width, nodes if depth else 0, depth)
         for depth, nodes in zip(budget.depths, budget.nodes, strict=True)
     ]
-    logits, broken = _usable(look(DraftTree.empty(len(shapes))))
-    slots = _Slots.of(shapes, _ids(budget.depths, logits))
-    coins = keys.coins("draft", slots.count, logits.device)
+    coins = keys.coins("draft", max(len(shape.parents) for shape in shapes)).tolist()
     decided = all(one.greedy or coupled for one, coupled in zip(samplings, keys.coupled, strict=True))
-    scored = slots.above(1)
-    laws: Tensor | None = None
-    for depth in range(1, int(slots.levels.amax()) + 1):
-        families = slots.families(shapes, depth, _ids(sorted(ends), logits))
-        if not bool((families.parents > ABSENT).any()):
-            break
-        if depth > 1:
-            scored = slots.above(depth)
-            logits, broken = _usable(look(scored))
-        probs, parents = _laws(logits, broken, families.parents, samplings)
+    laws: list[Tensor] = []
+
+    def drawn(depth: int, logits: Float[Tensor, "batch width vocab"], families: Sequence[Families]) -> Chosen:
+        probs = _silenced(batch_probability_rows(logits, samplings), logits)
         if not decided:
-            laws = probs.new_zeros(len(shapes), 1 + slots.count, probs.shape[2]) if laws is None else laws
-            row, place = (parents > ABSENT).nonzero(as_tuple=True)
-            laws[row, parents[row, place] + 1] = probs[row, place]
-        slots.put(families.children, *_draw(probs, _Families(parents, families.children), coins, keys, depth))
-    tree, order = _only(slots.tree, slots.alive)
-    if laws is not None and not torch.equal(slots.alive, slots.levels > 0):
-        laws = take(laws, pad(order + 1, (1, 0)))
-    return Proposal(tree, laws, _shown(logits, order, scored.num_nodes))
+            laws.append(probs)
+        raced = _race(probs, families, keys, depth) if any(keys.coupled) else []
+        return [
+            raced[row]
+            if coupled
+            else draw_apart(probs[row], [[coins[row][one] for one in own] for own in parts.values()])
+            for row, (coupled, parts) in enumerate(zip(keys.coupled, families, strict=True))
+        ]
+
+    return _fill(look, shapes, drawn, ends, laws)
 
 
 @lru_cache(maxsize=256)
@@ -161,107 +220,19 @@ def sampled_shape(width: int, nodes: int, depth: int) -> StaticShape:
     return static_tree([TAKEN * (1 - TAKEN) ** rank for rank in range(width)], nodes, depth)
 
 
-@dataclass(frozen=True)
-class _Families:
-    """Nodes with their children of one depth: ``ABSENT`` for no node, -1 for no child."""
-
-    parents: Int[Tensor, "batch width"]
-    children: Int[Tensor, "batch width ranks"]
-
-
-@dataclass
-class _Slots:
-    """The places of a static shape a row, and the tokens that have been drawn for them; 0 where there is none.
-
-    Shapes stand depth by depth, so that the nodes above a depth are the first ones of each row.
-    """
-
-    limits: Int[Tensor, " batch"]
-    parents: Int[Tensor, "batch slots"]
-    levels: Int[Tensor, "batch slots"]
-    tokens: Int[Tensor, "batch slots"]
-    alive: Bool[Tensor, "batch slots"]
-
-    @classmethod
-    def of(cls, shapes: Sequence[StaticShape], limits: Int[Tensor, " batch"]) -> "_Slots":
-        parents = padded([list(shape.parents) for shape in shapes], -1).to(limits.device)
-        levels = padded([list(shape.depths) for shape in shapes], 0).to(limits.device)
-        return cls(limits, parents, levels, torch.zeros_like(parents), torch.zeros_like(parents, dtype=torch.bool))
-
-    @property
-    def count(self) -> int:
-        return self.parents.shape[1]
-
-    @property
-    def tree(self) -> DraftTree:
-        """All places."""
-        return _above(self, self.levels, self.limits + 1)
-
-    def above(self, depth: int) -> DraftTree:
-        """The places above a depth, and above the last one that their row may have."""
-        return _above(self, self.levels, self.limits.clamp(max=depth))
-
-    def families(self, shapes: Sequence[StaticShape], depth: int, ends: Int[Tensor, " ends"]) -> _Families:
-        """The places of a depth by parent and rank; a parent that was not drawn, or ends the text, is absent."""
-        rows: list[dict[int, list[int]]] = [{} for _ in shapes]
-        for own, shape in zip(rows, shapes, strict=True):
-            for node, (parent, level) in enumerate(zip(shape.parents, shape.depths, strict=True)):
-                if level == depth:
-                    own.setdefault(parent, []).append(node)
-        width = max(map(len, rows))
-        ranks = max(len(children) for own in rows for children in own.values())
-        children = [[one + [-1] * (ranks - len(one)) for one in [*own.values(), *[[]] * width][:width]] for own in rows]
-        parents = padded([list(own) for own in rows], ABSENT).to(self.tokens.device)
-        at = (parents + 1).clamp(min=0)
-        drawn = pad(self.alive, (1, 0), value=True).gather(1, at)
-        goes_on = drawn & ~torch.isin(pad(self.tokens, (1, 0), value=-1).gather(1, at), ends)
-        return _Families(parents.where(goes_on, ABSENT), _ids(children, self.tokens))
-
-    def put(
-        self,
-        places: Int[Tensor, "batch width ranks"],
-        tokens: Int[Tensor, "batch width ranks"],
-        drawn: Bool[Tensor, "batch width ranks"],
-    ) -> None:
-        """Fill places with the tokens that were drawn for them."""
-        column = places.where(drawn, self.count).flatten(1)  # one column too many collects the rest, and is cut off
-        self.tokens = pad(self.tokens, (0, 1)).scatter(1, column, tokens.flatten(1))[:, :-1]
-        self.alive = pad(self.alive, (0, 1)).scatter(1, column, True)[:, :-1]
-
-
-def _draw(
-    left: Float[Tensor, "batch width vocab"],
-    families: _Families,
-    coins: Float[Tensor, "batch slots"],
-    keys: Keys,
-    depth: int,
-) -> tuple[Int[Tensor, "batch width ranks"], Bool[Tensor, "batch width ranks"]]:
-    """Tokens for the children of every node, rank by rank, and which of them the law had a token for.
-
-    Args:
-        left: the laws; what is drawn is taken out of them.
-        coins: one for each place.
-        depth: of the children.
-    """
-    clock = None
-    if any(keys.coupled):
-        ids = candidates(left)
-        clock = ids, keys.noise(torch.full(families.parents.shape, depth - 1, device=left.device), ids)
-    coupled = torch.tensor(keys.coupled, device=left.device)[:, None]
-    tokens, drawn = torch.zeros_like(families.children), torch.zeros_like(families.children, dtype=torch.bool)
-    for rank in range(tokens.shape[2]):
-        place = families.children[:, :, rank]
-        drawn[:, :, rank] = (place >= 0) & (families.parents > ABSENT) & (left.sum(-1) > 0)
-        token = draw(left, coins.gather(1, place.clamp(min=0)))  # of a law with nothing left: no matter what
-        if clock is not None:
-            ids, noise = clock
-            token = race(left, ids, noise.times, noise.tail_times, noise.tail_coins).where(coupled, token)
-        tokens[:, :, rank] = token
-        left.scatter_(2, token[..., None], 0)
-    return tokens, drawn
-
-
-# ---- children by rank in a shape that stands -----------------------------------------------------------------------
+def _race(probs: Float[Tensor, "batch width vocab"], families: Sequence[Families], keys: Keys, depth: int) -> "Chosen":
+    """Who comes in first, second, and so on behind every node, as long as the law has a token left."""
+    left, ids = probs.clone(), candidates(probs)
+    noise = keys.noise(torch.full(left.shape[:2], depth, device=left.device), ids)
+    found: list[list[list[int]]] = [[[] for _ in own] for own in families]
+    for _ in range(max(len(children) for own in families for children in own.values())):
+        there = (left.sum(-1) > 0).tolist()
+        winner = race(left, ids, noise.times, noise.tail_times, noise.tail_coins)
+        left.scatter_(2, winner[..., None], 0)
+        for own, tokens, fine in zip(found, winner.tolist(), there, strict=True):
+            for node, token, here in zip(own, tokens, fine, strict=False):
+                node += [token] * here
+    return found
 
 
 def shaped_tree(look: Look, budget: Budget, rates: Rates, ends: frozenset[int]) -> Proposal:
@@ -279,7 +250,7 @@ def shaped_tree(look: Look, budget: Budget, rates: Rates, ends: frozenset[int]) 
         ends: tokens that get no children.
 
     Returns:
-        A proposal without laws; its logits are right for every row that has children and for those before it.
+        A proposal without laws; its logits are right for every row that has children.
 
     Source: Sequoia (Chen et al., arXiv 2402.12374).
     """
@@ -287,19 +258,7 @@ def shaped_tree(look: Look, budget: Budget, rates: Rates, ends: frozenset[int]) 
         static_shape(rates, nodes if depth else 0, depth)
         for depth, nodes in zip(budget.depths, budget.nodes, strict=True)
     ]
-    logits, broken = _usable(look(DraftTree.empty(len(shapes))))
-    slots = _Slots.of(shapes, _ids(budget.depths, logits))
-    scored, final = slots.above(1), _ids(sorted(ends), logits)
-    for depth in range(1, int(slots.levels.amax()) + 1):
-        families = slots.families(shapes, depth, final)
-        if not bool((families.parents > ABSENT).any()):
-            break
-        if depth > 1:
-            scored = slots.above(depth)
-            logits, broken = _usable(look(scored))
-        slots.put(families.children, *_best(logits, broken, families))
-    tree, order = _only(slots.tree, slots.alive)
-    return Proposal(tree, None, _shown(logits, order, scored.num_nodes))
+    return _fill(look, shapes, _best, ends)
 
 
 @lru_cache(maxsize=256)
@@ -309,63 +268,56 @@ def static_shape(rates: Rates, nodes: int, depth: int) -> StaticShape:
     return static_tree(rates, nodes, min(depth, len(rates)) if by_depth else depth)
 
 
-def _best(
-    logits: Float[Tensor, "batch rows vocab"], broken: Bool[Tensor, "batch rows"], families: _Families
-) -> tuple[Int[Tensor, "batch width ranks"], Bool[Tensor, "batch width ranks"]]:
-    """The tokens of the largest logits for the children of every node, and which of them there are."""
-    at, ranks = (families.parents + 1).clamp(min=0), families.children.shape[2]
-    best = take(logits, at).topk(min(ranks, logits.shape[2]), dim=2)
-    spare = (0, ranks - best.indices.shape[2])
-    usable = (families.parents > ABSENT) & ~broken.gather(1, at)
-    there = usable[..., None] & (families.children >= 0) & (pad(best.values, spare, value=-torch.inf) > -torch.inf)
-    return pad(best.indices, spare), there
+def _best(depth: int, logits: Float[Tensor, "batch width vocab"], families: Sequence[Families]) -> Chosen:
+    """The tokens of the largest logits that there are."""
+    ranks = max(len(children) for own in families for children in own.values())
+    rows = zip(*(part.tolist() for part in logits.topk(min(ranks, logits.shape[2]), dim=2)), strict=True)
+    return [
+        [
+            [token for value, token in zip(*one, strict=True) if one[0][0] < math.inf and value > -math.inf]
+            for one in zip(*row, strict=True)
+        ]
+        for row in rows
+    ]
 
 
-# ---- all -----------------------------------------------------------------------------------------------------------
+def _fill(
+    look: Look, shapes: Sequence[StaticShape], choose: Choose, ends: frozenset[int], laws: Sequence[Tensor] = ()
+) -> Proposal:
+    """Tokens for the places of static shapes; left out is what hangs below a token that ends or was left out."""
+    growth = _Growth(look, [([0] * len(shape.parents), list(shape.parents)) for shape in shapes])
+    kept: list[list[int]] = [[] for _ in shapes]
+    alive = [{-1} for _ in shapes]
+    levels = [_families(shape) for shape in shapes]
+    for depth in range(max(map(len, levels))):
+        families = [
+            {node: own[depth][node] for node in own[depth] if node in there} if depth < len(own) else {}
+            for own, there in zip(levels, alive, strict=True)
+        ]
+        if not any(families):
+            break
+        chosen = choose(depth, growth.look([list(own) for own in families]), families)
+        for row, (own, found) in enumerate(zip(families, chosen, strict=True)):
+            for children, tokens in zip(own.values(), found, strict=False):
+                for child, token in zip(children, tokens, strict=False):
+                    growth.grown[row][0][child] = token
+                    kept[row].append(child)
+            alive[row] = {child for child in kept[row] if growth.grown[row][0][child] not in ends}
+    return growth.proposal([sorted(own) for own in kept], laws)
 
 
-def _ids(numbers: Sequence[object], beside: Tensor) -> Int[Tensor, "*shape"]:
-    return torch.tensor(numbers, dtype=torch.int64, device=beside.device)
+@lru_cache(maxsize=256)
+def _families(shape: StaticShape) -> list[Families]:
+    """The families of a shape, depth by depth."""
+    levels: list[Families] = [{} for _ in range(max(shape.depths, default=0))]
+    for node, (parent, depth) in enumerate(zip(shape.parents, shape.depths, strict=True)):
+        levels[depth - 1].setdefault(parent, []).append(node)
+    return levels
 
 
-def _usable(
-    logits: Float[Tensor, "batch rows vocab"],
-) -> tuple[Float[Tensor, "batch rows vocab"], Bool[Tensor, "batch rows"]]:
-    """The logits with zeros where a row is no law, and which rows those are."""
+def _silenced(
+    rows: Float[Tensor, "batch width vocab"], logits: Float[Tensor, "batch width vocab"]
+) -> Float[Tensor, "batch width vocab"]:
+    """Rows with zeros where the logits are no law."""
     broken = unusable_rows(logits)
-    return (logits.masked_fill(broken[..., None], 0.0) if bool(broken.any()) else logits), broken
-
-
-def _laws(
-    logits: Float[Tensor, "batch rows vocab"],
-    broken: Bool[Tensor, "batch rows"],
-    nodes: Int[Tensor, "batch width"],
-    samplings: Sequence[Sampling],
-) -> tuple[Float[Tensor, "batch width vocab"], Int[Tensor, "batch width"]]:
-    """The law at each of some nodes, and the nodes, ``ABSENT`` where there is none."""
-    at = (nodes + 1).clamp(min=0)
-    return batch_probability_rows(take(logits, at), samplings), nodes.where(~broken.gather(1, at), ABSENT)
-
-
-def _above(nodes: "DraftTree | _Slots", levels: Int[Tensor, "batch nodes"], depths: Int[Tensor, " batch"]) -> DraftTree:
-    """The nodes that stand above a depth, one depth a row: the first nodes of each, as they stand depth by depth.
-
-    Nodes at the last depth of a row are never looked at: the draft model may have no position for them.
-    """
-    counts = ((levels > 0) & (levels < depths[:, None])).sum(1)
-    width = max(counts.tolist())
-    real = torch.arange(width, device=counts.device) < counts[:, None]
-    return DraftTree(nodes.tokens[:, :width].where(real, -1), nodes.parents[:, :width].where(real, -1), counts)
-
-
-def _only(tree: DraftTree, keep: Bool[Tensor, "batch nodes"]) -> tuple[DraftTree, Int[Tensor, "batch kept"]]:
-    """The kept nodes as a tree, and the old index of each; behind the real ones these mean nothing."""
-    kept = tree.prune(keep)
-    return kept, keep.long().argsort(dim=1, descending=True, stable=True)[:, : kept.tokens.shape[1]]
-
-
-def _shown(
-    logits: Float[Tensor, "batch rows vocab"], order: Int[Tensor, "batch nodes"], scored: Int[Tensor, " batch"]
-) -> Float[Tensor, "batch nodes_and_root vocab"]:
-    """Raw logits row by row of the final tree; the root's stand in for leaves that were never looked at."""
-    return take(logits, pad((order + 1).where(order < scored[:, None], 0), (1, 0)))
+    return rows.masked_fill(broken[..., None], 0.0) if bool(broken.any()) else rows

@@ -18,7 +18,8 @@ from outpace.verification.coins import Keys
 from outpace.verification.probabilities import Sampling
 
 GRADES = (1, 2, 4, 10)
-"""Tokens that agree from which on a draft has grade 1, 2, 3 and 4: what follows a long match is right far more often."""
+"""Tokens that agree from which on a draft has grade 1, 2, 3 and 4: the longer the match, the more often what followed
+it follows again (``benchmarks/match_length.py``)."""
 ROOM = 4096  # tokens that a text has room for at first; a function's context has no end
 
 

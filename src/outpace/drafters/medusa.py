@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from outpace.drafters.budget import KINDS, Budget, Kind
 from outpace.drafters.drafter import DraftState, Features, Proposal, Rates, chains, falling_by_depth, pick, rates_of
-from outpace.drafters.growth import ranked_tree, sampled_tree, static_shape
+from outpace.drafters.growth import Branches, ranked_tree, sampled_tree, static_shape
 from outpace.drafters.medusa_heads import MedusaHeads
 from outpace.errors import UsageError
 from outpace.models.ends import share_head
@@ -110,7 +110,7 @@ class Medusa:
         logits = self._logits(own, max(rooms))
         if budget.branching.is_chain:
             return self._chain(logits, rooms, sampling, keys)
-        within, look = replace(budget, depths=rooms), partial(_by_depth, logits)
+        within, look = replace(budget, depths=rooms), partial(_look, logits)
         if budget.branching.kind == "static":
             return self._static(logits, within, rates_of(budget.branching, self))
         if budget.branching.kind == "sampled":
@@ -205,6 +205,13 @@ class Medusa:
             tokens.append(ids[depth - 1][rank])
             parents.append(above)
         return tokens, parents
+
+
+def _look(
+    logits: Float[Tensor, "batch depth vocab"], depth: int, grown: Sequence[Branches], nodes: Sequence[Sequence[int]]
+) -> Float[Tensor, "batch width vocab"]:
+    """All nodes of a depth have one law."""
+    return logits[:, depth : depth + 1].expand(-1, max(map(len, nodes)), -1)
 
 
 def _by_depth(logits: Float[Tensor, "batch depth vocab"], tree: DraftTree) -> Float[Tensor, "batch rows vocab"]:

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from outpace.drafters.budget import KINDS, Budget, Kind
 from outpace.drafters.drafter import DraftState, Features, Proposal, chains, falling, pick, rates_of
-from outpace.drafters.growth import ranked_tree, sampled_tree, shaped_tree
+from outpace.drafters.growth import Branches, ancestry, ranked_tree, sampled_tree, shaped_tree, some
 from outpace.drafters.vocabulary import in_target_ids, require_one_tokenizer
 from outpace.errors import UsageError
-from outpace.models.target import State, Tap, Target, padded
+from outpace.models.target import State, Tap, Target, padded, take
 from outpace.verification.coins import Keys
 from outpace.verification.probabilities import Sampling, batch_probability_rows, unusable_rows
 from outpace.verification.tree import DraftTree
@@ -50,7 +50,8 @@ class Small:
     * A ``sampled`` tree is drawn without replacement, see ``growth.sampled_tree``.
     * A ``static`` tree has its shape by the rates that it names, or by the model's own, see ``growth.shaped_tree``.
 
-    A tree takes one forward a depth over all of the tree so far, and nothing of it is kept in the cache.
+    A tree takes one forward a depth, over the nodes that get children there and those above them, and nothing of it is
+    kept in the cache.
 
     Args:
         model: any Target with the same tokenizer as the one to be accelerated; it must be able to rewind. Where it
@@ -107,10 +108,15 @@ class Small:
         if not any(nodes):
             return Proposal(DraftTree.empty(len(rooms)))
 
-        def look(tree: DraftTree) -> Float[Tensor, "batch rows vocab"]:
-            if tree.tokens.shape[1] == 0:
+        def look(
+            depth: int, grown: Sequence[Branches], asked: Sequence[Sequence[int]]
+        ) -> Float[Tensor, "batch width vocab"]:
+            if depth == 0:
                 return in_target_ids(self._advance(own, [[] for _ in rooms], going)[:, None], self.vocab_size)
-            return in_target_ids(self._score(own, tree), self.vocab_size)
+            lines = [ancestry(*row) for row in zip(grown, asked, strict=True)]
+            places = [[1 + line.index(node) for node in nodes] for line, nodes in zip(lines, asked, strict=True)]
+            logits = self._score(own, some(grown, lines))
+            return in_target_ids(take(logits, padded(places, 0)), self.vocab_size)
 
         within = replace(budget, depths=rooms, nodes=nodes)
         if budget.branching.kind == "sampled":

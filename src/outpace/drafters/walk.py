@@ -137,7 +137,6 @@ class Walker:
         cache.write(0, cache.places(range(len(starts)), starts, tokens.shape[1]), entries)
         return self.attend(cache, residual, queries, drafted + tokens.shape[1], seen)
 
-    @torch.inference_mode()
     def attend(
         self,
         cache: Cache,
@@ -164,7 +163,6 @@ class Walker:
             parts.append(out.flatten(2))
         return self.head.leave(residual, parts[0] if whole else torch.cat(parts))
 
-    @torch.inference_mode()
     def feed(self, out: Float[Tensor, "*lead hidden"]) -> Float[Tensor, "*lead hidden"]:
         """What the next step takes as its state."""
         return self.head.feed(out)

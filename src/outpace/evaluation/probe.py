@@ -170,15 +170,7 @@ def write_probe(
         UsageError: the drafter is two that are joined, the file cannot be written, or an argument is one that
             ``generate`` refuses.
     """
-    if computing(drafter) is not drafter:
-        raise UsageError(
-            f"the drafter is {drafter.name!r}; allowed for a probe: one that is not joined with another",
-            hint="probe each of the two",
-        )
-    try:
-        path.open("a").close()  # what is there stays until there is something to write
-    except OSError as error:
-        raise UsageError(f"the trace cannot be written to {path}: {error.strerror}") from error
+    _check(path, drafter)
     requests = [Request(question.ids, sampling, max_new_tokens, target.eos_ids, seed) for question in asked]
     texts = [
         {
@@ -205,6 +197,18 @@ def write_probe(
                 file.write(json.dumps(line, allow_nan=False) + "\n")
         written += len(records)
     return written
+
+
+def _check(path: Path, drafter: Drafter) -> None:
+    if computing(drafter) is not drafter:
+        raise UsageError(
+            f"the drafter is {drafter.name!r}; allowed for a probe: one that is not joined with another",
+            hint="probe each of the two",
+        )
+    try:
+        path.open("a").close()  # what is there stays until there is something to write
+    except OSError as error:
+        raise UsageError(f"the trace cannot be written to {path}: {error.strerror}") from error
 
 
 def _text(target: Target, question: Question, sampling: Sampling, max_new_tokens: int, seed: int) -> list[int]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
-from outpace.errors import WeightsError
+from outpace.errors import UsageError, WeightsError
 
 Progress = Callable[[int, int, str], None]
 """Told how much is done, of how much, and of what (bytes or tensors; the total is 0 while it is unknown)."""
@@ -72,6 +72,29 @@ def alone(final: Path, progress: Progress) -> Iterator[None]:
             yield
         finally:
             lock.release()
+
+
+@contextmanager
+def sole(folder: Path, doing: str) -> Iterator[None]:
+    """One process alone works in a folder; another one is refused at once.
+
+    Raises:
+        UsageError: somebody else does already.
+        WeightsError: the folder cannot be written.
+    """
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / ".lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise UsageError(
+                f"another process is {doing} in {folder}; allowed: one at a time", hint="wait for it, or name another"
+            ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager

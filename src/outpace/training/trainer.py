@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from outpace.errors import NumericsError
+from outpace.models.staging import sole
 from outpace.models.weights import save_tensors
 from outpace.training.batch import Batch
 from outpace.training.checkpoint import Checkpoint, Place, newest, require_same, save_checkpoint, saving
@@ -133,11 +134,15 @@ class Trainer:
         """Train to the end, from the beginning or from the last checkpoint.
 
         Raises:
-            UsageError: resumed with other settings than it was begun with.
+            UsageError: resumed with other settings than it was begun with, or another process trains in the folder.
             WeightsError: a checkpoint cannot be written, or none is whole.
             NumericsError: too many steps in a row had a loss that is no number.
             KeyboardInterrupt: an interrupt; the step was finished and a checkpoint written.
         """
+        with sole(self.folder, "training") if self.accelerator.is_main_process else nullcontext():
+            return self._train(resume)
+
+    def _train(self, resume: bool) -> Trained:
         if resume and (found := newest(self.folder)) is not None:
             require_same(found.settings, self.identity, self.folder)
             self._restore(found)

@@ -138,14 +138,52 @@ def _draw_one_by_one(
     rows = zip(blocks.view(-1, count, width), mass.view(-1, count).tolist(), uniforms.flatten().tolist(), strict=True)
     tokens = []
     for inside, masses, uniform in rows:
-        reached = list(accumulate(masses))
-        point = uniform * reached[-1]
-        block = min(bisect_right(reached, point), count - 1)
-        within = list(accumulate(inside[block].tolist()))
-        left = max(point - (reached[block] - masses[block]), 0.0)
-        token = bisect_right(within, min(left, within[-1] * _BELOW))
-        tokens.append(block * width + min(token, width - 1))
+        block, left = _find(masses, uniform)
+        tokens.append(block * width + _find_within(inside[block].tolist(), left))
     return torch.tensor(tokens, device=blocks.device).view(uniforms.shape)
+
+
+def _find(masses: list[float], uniform: float) -> tuple[int, float]:
+    """The block in which a uniform's share of all mass is reached, and how much of it lies there."""
+    reached = list(accumulate(masses))
+    point = uniform * reached[-1]
+    block = min(bisect_right(reached, point), len(masses) - 1)
+    return block, max(point - (reached[block] - masses[block]), 0.0)
+
+
+def _find_within(probs: list[float], left: float) -> int:
+    """The place in a block in which that is reached: its two sums may have been rounded otherwise."""
+    within = list(accumulate(probs))
+    return min(bisect_right(within, min(left, within[-1] * _BELOW)), len(probs) - 1)
+
+
+def draw_apart(probs: Float[Tensor, "rows vocab"], uniforms: Sequence[Sequence[float]]) -> list[list[int]]:
+    """Tokens of each row without replacement, one for each of its uniforms, in that order.
+
+    Each is what ``draw`` gives for a row out of which the tokens before it were taken; where nothing is left, there is
+    no further one.
+
+    Args:
+        probs: non-negative; rows beyond those that uniforms are given for are not looked at.
+        uniforms: in [0, 1).
+    """
+    blocks = _blocks(probs, 0.0)
+    width, drawn = blocks.shape[2], []
+    for inside, masses, own in zip(blocks, blocks.sum(-1).tolist(), uniforms, strict=False):
+        tokens: list[int] = []
+        opened: dict[int, list[float]] = {}
+        for uniform in own:
+            if not sum(masses) > 0:
+                break
+            block, left = _find(masses, uniform)
+            if block not in opened:
+                opened[block] = inside[block].tolist()
+            place = _find_within(opened[block], left)
+            tokens.append(block * width + place)
+            opened[block][place] = 0.0
+            masses[block] = sum(opened[block])
+        drawn.append(tokens)
+    return drawn
 
 
 def settle_ties(

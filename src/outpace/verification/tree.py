@@ -1,6 +1,6 @@
-"""A draft tree as parent indices: depths, ancestor mask, positions, paths, growth and pruning.
+"""A draft tree as parent indices: depths, ancestor mask, positions, paths and pruning.
 
-Knows nothing of probabilities beyond those handed to its builders, and nothing of models.
+Knows nothing of probabilities, and nothing of models.
 
 A tree excludes its root. The root is the last emitted token, which the target has not read yet: one forward scores
 the root and the N nodes together, so that row 0 of any ``rows`` axis is the root's and row 1 + i is node i's::
@@ -18,14 +18,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
 from outpace.errors import UsageError
-
-ABSENT = -2
-"""Fills a ragged frontier: no node here, where -1 would mean the root."""
 
 
 @dataclass(frozen=True)
@@ -161,34 +158,6 @@ class DraftTree:
         """Which entries are children of one node a row; -1 asks for the root's."""
         return (self.parents == nodes[:, None]) & self.real
 
-    def grow(
-        self,
-        parents: Int[Tensor, "batch new"],
-        tokens: Int[Tensor, "batch new"],
-        wanted: Bool[Tensor, "batch new"] | None = None,
-    ) -> tuple["DraftTree", Int[Tensor, "batch new"]]:
-        """Append children, in the order given.
-
-        Args:
-            parents: nodes of this tree, or -1 for the root.
-            tokens: the children's token ids.
-            wanted: which of them to append; None appends all. Rows may differ in how many.
-
-        Returns:
-            The larger tree, and the index of every child in it, ``ABSENT`` where it was not wanted.
-        """
-        wanted = torch.ones_like(parents, dtype=torch.bool) if wanted is None else wanted
-        totals = self.num_nodes + wanted.sum(1)
-        width = max(totals.tolist(), default=0)
-        place = self.num_nodes[:, None] + wanted.cumsum(1) - 1
-        column = place.where(wanted, width)  # one column too many collects the unwanted, and is cut off
-        spare = width + 1 - self.tokens.shape[1]
-        grown = [
-            pad(old, (0, spare), value=-1).scatter(1, column, new)[:, :width]
-            for old, new in ((self.tokens, tokens), (self.parents, parents))
-        ]
-        return DraftTree(grown[0], grown[1], totals), place.where(wanted, ABSENT)
-
     def prune(self, keep: Bool[Tensor, "batch nodes"]) -> "DraftTree":
         """The tree of the kept nodes, re-indexed in their old order. What ``keep`` says of filler is ignored.
 
@@ -207,18 +176,6 @@ class DraftTree:
                 f"row {row} keeps node {node} without its parent {parent}; allowed: a set that holds every ancestor"
             )
         return self._select(keep, self.parents)
-
-    def heaviest(
-        self, weights: Float[Tensor, "batch nodes"], limit: Int[Tensor, " batch"]
-    ) -> Bool[Tensor, "batch nodes"]:
-        """The ``limit`` heaviest nodes of each row, the earlier one on ties.
-
-        Ready for ``prune`` when no node outweighs its parent, as with products of probabilities along a path.
-
-        Source: the re-ranking of EAGLE-2 (Li et al., arXiv 2406.16858).
-        """
-        order = weights.masked_fill(~self.real, -torch.inf).argsort(dim=1, descending=True, stable=True)
-        return (order.argsort(dim=1) < limit[:, None]) & self.real
 
     def subtree(self, nodes: Int[Tensor, " batch"]) -> "DraftTree":
         """What hangs below one node a row, with that node as the new root; -1 keeps the whole tree."""
@@ -275,83 +232,3 @@ def _refuse(wrong: Bool[Tensor, "batch nodes"], what: str, values: Int[Tensor, "
     if wrong.any():
         row, node = wrong.nonzero()[0].tolist()
         raise UsageError(f"row {row}, node {node} has {what} {int(values[row, node])}; allowed: {allowed}")
-
-
-@dataclass(frozen=True)
-class Growth:
-    """A tree one depth larger, and what is new in it: the frontier of the next depth.
-
-    Args:
-        tree: the larger tree.
-        nodes: index of every candidate child, parent by parent, most probable first; ``ABSENT`` where it was not taken.
-        probs: the probability each candidate had under its parent's row.
-    """
-
-    tree: DraftTree
-    nodes: Int[Tensor, "batch new"]
-    probs: Float[Tensor, "batch new"]
-
-
-def grow_top_k(
-    tree: DraftTree, frontier: Int[Tensor, "batch width"], probs: Float[Tensor, "batch width vocab"], k: int
-) -> Growth:
-    """Give every frontier node its k most probable tokens as children, most probable first.
-
-    Tokens of probability zero are not taken, and a row that is not finite gives no children: such a draft cannot be
-    accepted. These children are deterministic, so no law needs to be kept for them.
-
-    Args:
-        frontier: nodes of ``tree``, -1 for the root, ``ABSENT`` where a ragged row has none.
-        probs: the draft's law at each frontier node.
-        k: children a node, at least 1; fewer where the vocabulary is smaller.
-
-    Raises:
-        UsageError: k is below 1.
-    """
-    return _grow_best(tree, frontier, probs, top_p=torch.inf, limit=k, name="k")
-
-
-def grow_top_p(
-    tree: DraftTree,
-    frontier: Int[Tensor, "batch width"],
-    probs: Float[Tensor, "batch width vocab"],
-    top_p: float,
-    max_children: int,
-) -> Growth:
-    """Give every frontier node the smallest set of most probable tokens whose mass reaches ``top_p``, capped.
-
-    The tree is wide where the drafter hesitates and narrow where it is sure. As for ``grow_top_k``, children are
-    deterministic, none has probability zero, and a row that is not finite gives none.
-
-    Args:
-        frontier: nodes of ``tree``, -1 for the root, ``ABSENT`` where a ragged row has none.
-        probs: the draft's law at each frontier node.
-        top_p: mass to reach, in (0, 1].
-        max_children: at most so many children a node, at least 1.
-
-    Raises:
-        UsageError: ``top_p`` is outside (0, 1] or ``max_children`` below 1.
-    """
-    if not 0 < top_p <= 1:
-        raise UsageError(f"top_p is {top_p}; allowed: above 0, up to 1")
-    return _grow_best(tree, frontier, probs, top_p=top_p, limit=max_children, name="max_children")
-
-
-def _grow_best(
-    tree: DraftTree,
-    frontier: Int[Tensor, "batch width"],
-    probs: Float[Tensor, "batch width vocab"],
-    *,
-    top_p: float,
-    limit: int,
-    name: str,
-) -> Growth:
-    if limit < 1:
-        raise UsageError(f"{name} is {limit}; allowed: 1 or more")
-    best, tokens = probs.topk(min(limit, probs.shape[-1]), dim=-1)
-    mass_before = pad(best[..., :-1].cumsum(-1), (1, 0))
-    # topk puts NaN and infinity first, so the first value speaks for the row.
-    wanted = (best > 0) & best[..., :1].isfinite() & (mass_before < top_p) & (frontier > ABSENT)[..., None]
-    parents = frontier[..., None].expand_as(tokens)
-    grown, nodes = tree.grow(parents.flatten(1), tokens.flatten(1), wanted.flatten(1))
-    return Growth(grown, nodes, best.flatten(1))
