@@ -16,8 +16,14 @@ from hypothesis import settings
 # pytest is configured is not checked for axes.
 sys.path.insert(0, str(Path(__file__).parent))
 
+import axes
+
+jaxtyping.jaxtyped = axes.jaxtyped  # what the import hook decorates with, from here on
+
 THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else min(4, torch.get_num_threads())
-"""A worker among others has a core of its own, and no more."""
+"""A worker among others has a core of its own, and no more; so have the processes that it starts."""
+if THREADS == 1:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Time depends on the machine. Where the result decides a change, the examples are the same for everyone.
 settings.register_profile("outpace", deadline=None, derandomize=bool(os.environ.get("CI")))
