@@ -373,6 +373,13 @@ def test_what_is_no_address(url: str) -> None:
         Endpoint(url, name="baseline-endpoint")
 
 
+def test_a_host_that_no_name_server_can_be_asked_for() -> None:
+    endpoint = Endpoint("http://a..b")
+    with pytest.raises(UsageError, match=r"endpoint is http://a\.\.b/v1: it cannot be reached: its address holds no"):
+        endpoint.models()
+    assert endpoint.metrics() is None
+
+
 def test_a_password_in_the_address_is_refused_and_not_shown() -> None:
     with pytest.raises(UsageError, match="endpoint holds a user or a password; allowed: an address alone") as refused:
         Endpoint("http://me:hush@here")

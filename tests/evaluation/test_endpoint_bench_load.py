@@ -180,6 +180,16 @@ def test_figures_by_hand() -> None:
     assert endpoint_verdict(found, [row])[0] == "10.0 tokens per second at 2 at once"
 
 
+def test_a_stream_of_empty_answers_has_no_rate() -> None:
+    """A server may count that it said nothing: nobody is faster than that by any factor."""
+    found = compared([1.0] * 5, [2.0] * 5)
+    nothing = whole(first_s=None, last_s=None, tokens=0, pieces=0, text="")
+    found.theirs[1][:] = [served(2.0, nothing, nothing)] * 5
+    [row] = endpoint_rows(found)
+    assert (row.streams, row.speedup, row.baseline_tokens_per_second, row.baseline_failed) == (0, None, None, 0)
+    assert endpoint_verdict(found, [row])[1] is None
+
+
 def test_a_speed_up_is_paired_by_stream() -> None:
     """Streams that are three times as long for both servers widen no interval."""
     found = compared([1.0, 3.0, 1.0, 3.0, 1.0], [2.0, 6.0, 2.0, 6.0, 2.0])

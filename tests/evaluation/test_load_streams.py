@@ -12,7 +12,7 @@ from outpace.evaluation.benchmark import Group, Measured, Protocol, Setting
 from outpace.evaluation.load import Flow, Loaded, measure
 from outpace.evaluation.load_outcome import as_plain, load_findings, load_rows, verdicts
 from outpace.evaluation.metrics import Estimate, pooled
-from outpace.evaluation.outcome import parted
+from outpace.evaluation.outcome import named, parted
 from outpace.evaluation.workloads import Question
 from outpace.models.transformer import Transformer
 from outpace.verification.expectation import TurnCosts
@@ -157,6 +157,15 @@ def test_rows_by_hand(loaded: Loaded) -> None:
     [(words, point)] = verdicts(found)
     assert words.startswith("drafting pays up to 1 at once, and no longer from 2 on")
     assert point is not None and point.value == pytest.approx(2 ** (2 / 3))
+
+
+def test_levels_that_differ_by_their_rule_are_one_setting(loaded: Loaded) -> None:
+    """A plan may have another rule from some level on; rows do not tell them apart, and there is one sentence."""
+    found = known(known(loaded, 1, [2.0] * 5, [1.0] * 5), 2, [1.0] * 5, [2.0] * 5)
+    other = replace(found.levels[2], settings=[replace(SETTING, rule="match")])
+    mixed = replace(found, levels={**found.levels, 2: other})
+    assert len({named(row) for row in load_rows(mixed, "lookup", None)}) == 1
+    assert verdicts(mixed) == verdicts(found) and len(verdicts(mixed)) == 1
 
 
 def test_four_streams_are_too_few(loaded: Loaded) -> None:

@@ -82,6 +82,16 @@ def test_a_file_of_yours_is_cut_as_asked(tmp_path: Path) -> None:
         workload(path, per_category=0)
 
 
+def test_a_category_is_not_called_as_the_row_of_every_prompt_is(tmp_path: Path) -> None:
+    """It would be lost behind that row; one that is not asked for does no harm."""
+    path = tmp_path / "mine.jsonl"
+    kinds = ("code", "all")
+    path.write_text("".join(json.dumps({"prompt": "say", "category": kind}) + "\n" for kind in kinds), "utf-8")
+    with pytest.raises(UsageError, match=r"line 2.* has category 'all'; allowed: another name, or none"):
+        workload(path)
+    assert [entry.line for entry in workload(path, ["code"])] == [1]
+
+
 def test_a_prompt_longer_than_the_context_is_skipped_by_name(tmp_path: Path, letters: Path) -> None:
     """The last id that fits leaves room for one new token."""
     path = tmp_path / "mine.jsonl"

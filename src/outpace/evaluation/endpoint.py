@@ -214,6 +214,8 @@ class Endpoint:
             raise Failed(f"nothing came for {self.timeout_s:g} s") from error
         except http.client.HTTPException as error:
             raise Failed("it broke off in the middle") from error
+        except UnicodeError as error:
+            raise Failed("it cannot be reached: its address holds no name of a host") from error
         except OSError as error:
             what = "it cannot be reached" if begun is None else "it broke off"
             raise Failed(f"{what}: {error.strerror or error}") from error

@@ -74,8 +74,8 @@ class Served:
 
     @property
     def whole(self) -> bool:
-        """Whether every prompt was answered."""
-        return bool(self.answers) and all(one.error is None for one in self.answers)
+        """Whether every prompt was answered, and with a token among all of them: without one there is no rate."""
+        return any(one.tokens for one in self.answers) and all(one.error is None for one in self.answers)
 
     @property
     def rate(self) -> float:

@@ -6,7 +6,7 @@ Knows nothing of clocks or of how sequences were decoded.
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from outpace.decoding.options import AUTO_DEPTH
@@ -87,14 +87,17 @@ def load_rows(loaded: Loaded, method: str, judge: Judge | None) -> list[LoadRow]
 
 
 def verdicts(loaded: Loaded) -> list[tuple[str, Estimate | None]]:
-    """For each setting its sentence, and the break-even with its interval, settings in the order measured."""
+    """For each setting its sentence, and the break-even with its interval, settings in the order measured.
+
+    Those that differ by their rule alone, as a plan may have them at different levels, are one.
+    """
     found = []
-    settings = list(dict.fromkeys(setting for one in loaded.levels.values() for setting in one.settings))
-    for setting in settings:
+    kinds = {level: [replace(one, rule=None) for one in each.settings] for level, each in loaded.levels.items()}
+    for setting in dict.fromkeys(one for kind in kinds.values() for one in kind):
         levels = []
         for level, measured in loaded.levels.items():
-            if setting in measured.settings:
-                ours = median_rates(measured.drafted[measured.settings.index(setting)])
+            if setting in kinds[level]:
+                ours = median_rates(measured.drafted[kinds[level].index(setting)])
                 levels.append(Level(level, ours, median_rates(measured.plain[setting.temperature])))
         found.append((sentence(levels), break_even(levels)))
     return found

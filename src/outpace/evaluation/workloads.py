@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from outpace.decoding.plan import ALL
 from outpace.decoding.prompts import Entry, in_category, read_prompts
 from outpace.decoding.text import Text, text_of
 from outpace.errors import UsageError
@@ -48,7 +49,8 @@ def workload(path: Path | None = None, categories: Sequence[str] = (), per_categ
         per_category: at most so many of each, the first ones.
 
     Raises:
-        UsageError: the file cannot be read, a category is not in it, or ``per_category`` is below 1.
+        UsageError: the file cannot be read, a category is not in it or named ``all``, as the row of every prompt is, or
+            ``per_category`` is below 1.
     """
     if per_category is not None and per_category < 1:
         raise UsageError(f"per_category is {per_category}; allowed: 1 or more prompts of each category")
@@ -58,6 +60,11 @@ def workload(path: Path | None = None, categories: Sequence[str] = (), per_categ
     taken: dict[str | None, int] = {}
     chosen = []
     for entry in entries:
+        if entry.category == ALL:
+            raise UsageError(
+                f"{entry.called} has category {ALL!r}; allowed: another name, or none",
+                hint=f"{ALL!r} stands for every prompt of a file",
+            )
         taken[entry.category] = taken.get(entry.category, 0) + 1
         if per_category is None or taken[entry.category] <= per_category:
             chosen.append(entry)
