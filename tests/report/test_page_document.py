@@ -206,6 +206,8 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert path.read_text("utf-8") == "new" and [*tmp_path.iterdir()] == [path]
     with pytest.raises(UsageError, match=r"the page cannot be written to .*none.page.html: No such file"):
         write(tmp_path / "none" / "page.html", "new")
+    with pytest.raises(UsageError, match="the page cannot be written to /"):
+        write(Path("/"), "new")
 
 
 def test_parts_are_shipped() -> None:

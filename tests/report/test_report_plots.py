@@ -43,6 +43,14 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"by_category.png", "acceptance_by_position.png"}
 
 
+def test_traces_of_one_name_are_all_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[list[str]] = []
+    monkeypatch.setattr("outpace.report.plots._positions", lambda figure, said, rows: bool(drawn.append([*said])))
+    trace = read_trace(EXAMPLES[0])
+    plots(tmp_path, [trace, trace])
+    assert drawn == [[trace.name, f"{trace.name} (2)"]]
+
+
 def test_where_it_stops_paying() -> None:
     """On straight lines over the logarithm: halfway between 4 and 16 lies 8."""
     assert crossing([1, 4, 16], [1.5, 1.2, 0.8]) == pytest.approx(8)

@@ -10,7 +10,7 @@ from outpace.decoding.plan import Choice, Evidence, Plan
 from outpace.errors import UsageError
 from outpace.report.page import EXAMPLES
 from outpace.report.planned import read_plan
-from outpace.report.reading import read_bench, read_cost_table, read_trace
+from outpace.report.reading import apart, read_bench, read_cost_table, read_trace
 
 ROW = {"category": "all", "method": "m", "rule": "match", "tree": "chain", "num_draft_tokens": "auto", "depth": None}
 ROW |= {"temperature": 0.0, "batch": 1, "tau": None, "acceptance": None, "speedup": 1.5, "speedup_ci": None}
@@ -46,6 +46,11 @@ BROKEN = {
     "a law without its children": changed("draft", value=[]),
     "two logits for a token": changed("target", 0, "ids", 1, value=lines()[2]["target"][0]["ids"][0]),
     "a list for a name": changed("verdict", "rule", value=["greedy"]),
+    "a number beyond all": changed("target", 0, "logsumexp", value=10**400),
+    "a sum below its logits": changed("target", 0, "logsumexp", value=-5000),
+    "a sum far above its logits": changed("target", 0, "logsumexp", value=5000),
+    "a token of no vocabulary": changed("verdict", "next_token", value=10**12),
+    "a probability below 0": changed("nodes", 0, "target_prob", value=-0.5),
     "no record": [lines()[0], lines()[1], [1, 2]],
 }
 
@@ -85,13 +90,30 @@ def test_a_measurement_is_checked(tmp_path: Path) -> None:
         path.write_text(json.dumps(wrong), "utf-8")
         with pytest.raises(UsageError, match="is no measurement of version 1; allowed: what bench --json printed"):
             read_bench(path)
-    for row in ({**ROW, "speedup": None}, {**ROW, "batch": 0}, {**ROW, "speedup_ci": ["<b>", 2]}, "row"):
+    for row in (
+        {**ROW, "speedup": None},
+        {**ROW, "batch": 0},
+        {**ROW, "speedup_ci": ["<b>", 2]},
+        {**ROW, "speedup_ci": []},
+        "row",
+    ):
         path.write_text(json.dumps({**good, "results": [row]}), "utf-8")
         with pytest.raises(UsageError, match="holds a result that is none; allowed: what bench --json printed"):
             read_bench(path)
     path.write_text(json.dumps({**good, "results": []}), "utf-8")
     with pytest.raises(UsageError, match="holds no result"):
         read_bench(path)
+
+
+def test_top_k_is_a_whole_number(tmp_path: Path) -> None:
+    header, *records = lines()
+    path = written(tmp_path / "t.jsonl", [{**header, "sampling": {"temperature": 1.0, "top_k": 2.5}}, *records])
+    with pytest.raises(UsageError, match="line 1, is no header of a trace"):
+        read_trace(path)
+
+
+def test_names_are_told_apart() -> None:
+    assert apart(["a", "b", "a", "a (2)", "a"]) == ["a", "b", "a (2)", "a (2) (2)", "a (3)"]
 
 
 def test_plans_come_as_toml_and_as_the_document_of_tune(tmp_path: Path) -> None:

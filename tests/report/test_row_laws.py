@@ -71,6 +71,21 @@ def test_filters_that_cut_among_the_told_tokens_are_exact() -> None:
         assert all(prob == pytest.approx(float(true[token]), abs=1e-6) for token, prob in found.probs.items())
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(1.0, top_k=50), Sampling(1.0, top_k=50, top_p=0.95), Sampling(1.0, top_p=0.9), Sampling(1.0, min_p=0.05)],
+    ids=str,
+)
+def test_filters_that_cut_behind_the_told_tokens_keep_the_promise(sampling: Sampling) -> None:
+    for seed in range(20):
+        logits = row(300, seed, 1.0)
+        found = law(Logits.of(logits)[0], sampling, 300)
+        true = probability_rows(logits.double(), sampling)[0]
+        assert found.rest > 0 and found.mass == pytest.approx(1)
+        for token, prob in found.probs.items():
+            assert abs(prob / float(true[token]) - 1) <= found.slack + 1e-4
+
+
 def test_a_known_token_is_told_apart() -> None:
     """A node's token may be among the others; the trace knows its probability all the same."""
     logits = row(300, 2)

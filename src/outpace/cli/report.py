@@ -15,7 +15,7 @@ from outpace.errors import UsageError
 from outpace.report.page import EXAMPLES, LANGUAGES, page, write
 from outpace.report.planned import read_plan
 from outpace.report.plots import plots as draw
-from outpace.report.reading import read_bench, read_cost_table, read_trace
+from outpace.report.reading import apart, read_bench, read_cost_table, read_trace
 from outpace.report.summary import summary
 
 FORMAT_VERSION = 1
@@ -46,7 +46,8 @@ def report(
     traces = [read_trace(path) for path in paths]
     benches = [read_bench(path) for path in bench or ()]
     plans = [read_plan(path) for path in plan or ()]
-    tables = {path.name: read_cost_table(path) for path in costs or ()}
+    named = apart([path.name for path in costs or ()])
+    tables = dict(zip(named, map(read_cost_table, costs or ()), strict=True))
     with progress_bar() as progress:
         text = page(traces, plans=plans, benches=benches, language=language, progress=progress)
         drawn = {} if plots is None else draw(plots, traces, benches, tables)

@@ -105,7 +105,7 @@ def law(row: Logits, sampling: Sampling, vocab_size: int, known: Mapping[int, fl
     total = math.sqrt((told + low) * (told + high))
     slack = math.sqrt((told + high) / (told + low)) - 1
     whole = {token: weight / total for token, weight in sorted(weights.items(), key=lambda one: (-one[1], one[0]))}
-    return _filtered(whole, max(0.0, 1 - told / total), slack, sampling)
+    return _filtered(whole, max(0.0, 1 - told / total), slack, sampling, len(row.ids), vocab_size)
 
 
 def _others(
@@ -123,21 +123,45 @@ def _others(
     return min(alike, steepest), max(alike, steepest)
 
 
-def _filtered(whole: Mapping[int, float], rest: float, slack: float, sampling: Sampling) -> Law:
-    """The filters, each on what the one before has left; one that cuts among the tokens told apart leaves no rest."""
-    kept, ranks = dict(whole), list(whole)
-    if 0 < sampling.top_k <= len(ranks):
-        kept, rest, slack = {token: whole[token] for token in ranks[: sampling.top_k]}, 0.0, 0.0
+def _filtered(
+    whole: Mapping[int, float], rest: float, slack: float, sampling: Sampling, best: int, vocab_size: int
+) -> Law:
+    """The filters, each on what the one before has left; one that cuts among the ``best`` tokens leaves no rest.
+
+    One that cuts behind them leaves the rest between two bounds, which count into ``slack``: each of the others is no
+    more probable than the last of the best.
+    """
+    best = best if rest > 0 else len(whole)
+    kept, ranks, others = dict(whole), list(whole)[:best], vocab_size - best
+    least, sure = whole[ranks[-1]], math.fsum(whole[token] for token in ranks)
+    low = high = rest + math.fsum(whole.values()) - sure if rest > 0 else 0.0  # of all behind the best
+    if 0 < sampling.top_k <= best:
+        kept = {token: whole[token] for token in ranks[: sampling.top_k]}
+        low, high, slack = 0.0, 0.0, 0.0
+    elif 0 < sampling.top_k < vocab_size:
+        low, high = low * (sampling.top_k - best) / others, min(high, (sampling.top_k - best) * least)
     if sampling.top_p < 1:
-        bound, before = sampling.top_p * (math.fsum(kept.values()) + rest), 0.0
-        head = {}
-        for token, prob in kept.items():
-            if before < bound:
-                head[token] = prob
-            before += prob
-        cut = before >= bound
-        kept, rest, slack = head, 0.0 if cut else bound - before, 0.0 if cut else slack
-    likely = max(kept.values())
-    if sampling.min_p > 0 and any(prob < sampling.min_p * likely for prob in kept.values()):
-        kept, rest, slack = {t: p for t, p in kept.items() if p >= sampling.min_p * likely}, 0.0, 0.0
-    return (found := Law(kept, rest, slack)).scaled(1 / found.mass)
+        sure = math.fsum(kept[token] for token in ranks if token in kept)
+        first = sampling.top_p * (sure + low) / (1 + slack)
+        final = sampling.top_p * (sure + high) * (1 + slack)
+        head, before = {}, 0.0
+        for token in ranks:
+            if token in kept and before < first:
+                head[token] = kept[token]
+                before += kept[token]
+        if before >= first:
+            kept, low, slack = head, 0.0, 0.0
+            after = whole[ranks[len(head)]] if len(head) < best else least
+            high = final - before + after if before < final else 0.0
+        else:
+            low, high = min(low, first - before), min(high, final - before + least)
+    bound = sampling.min_p * max(kept.values())
+    if any(prob < bound for prob in map(kept.get, ranks) if prob is not None):
+        low, high, slack = 0.0, 0.0, 0.0
+    low = max(0.0, low - others * bound)
+    kept = {token: prob for token, prob in kept.items() if prob >= bound}
+    sure = math.fsum(kept[token] for token in ranks if token in kept)
+    total = math.sqrt((sure + low) * (sure + high))
+    slack = (1 + slack) * math.sqrt((sure + high) / (sure + low)) - 1
+    left = max(0.0, 1 - math.fsum(kept.values()) / total) if high > 0 else 0.0
+    return Law({token: prob / total for token, prob in kept.items()}, left, slack)

@@ -22,7 +22,7 @@ from outpace.errors import UsageError
 from outpace.models.staging import Progress, silent
 from outpace.report.pieces import Pieces
 from outpace.report.planned import Shown
-from outpace.report.reading import Bench, Trace
+from outpace.report.reading import Bench, Trace, apart
 from outpace.report.story import story
 from outpace.report.summary import summary
 
@@ -76,13 +76,13 @@ def page(
         raise UsageError("there is nothing to show; allowed: a trace, a plan or a measurement", hint="or --example")
     known: dict[tuple[str, str | None], Pieces] = {}
     stories = []
-    for trace in traces:
+    for trace, name in zip(traces, apart([trace.name for trace in traces]), strict=True):
         key = trace.target, trace.fingerprint
         if trace.pieces:
             pieces = Pieces(None, trace.pieces)
         else:
             pieces = known[key] = known.get(key) or Pieces.of(*key, folder)
-        stories.append(story(trace, pieces, progress))
+        stories.append(story(trace, pieces, progress) | {"name": name})
     data = {
         "language": language,
         "made": made,
@@ -134,7 +134,7 @@ def write(path: Path, text: str) -> None:
     Raises:
         UsageError: the file cannot be written.
     """
-    growing = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
+    growing = path.parent / f".{path.name}.{uuid.uuid4().hex[:12]}"
     try:
         growing.write_text(text, "utf-8")
         os.replace(growing, path)

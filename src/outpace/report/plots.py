@@ -13,7 +13,7 @@ from typing import Any
 from outpace.decoding.costs import CostTable
 from outpace.errors import UsageError
 from outpace.models.staging import disk_errors
-from outpace.report.reading import Bench, Trace
+from outpace.report.reading import Bench, Trace, apart
 from outpace.report.summary import summary
 from outpace.verification.expectation import TurnCosts, best_k, chain_tokens, speedup
 
@@ -48,7 +48,7 @@ def plots(
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UsageError("plots need matplotlib, which is not installed", hint="pip install 'outpace[plot]'") from error
-    summaries = {trace.name: summary(trace) for trace in traces}
+    summaries = dict(zip(apart([trace.name for trace in traces]), map(summary, traces), strict=True))
     tables = costs or {}
     rows = [row for bench in benches for row in bench.rows]
     drawing: dict[str, tuple[Callable[..., bool], tuple[Any, ...], str]] = {

@@ -6,6 +6,7 @@ before its child, and a text is never more than a text.
 
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from outpace.errors import UsageError
 from outpace.verification.probabilities import Sampling
 
 BENCH_VERSION = 1
+MOST_TOKENS = 2**31
+"""No vocabulary is as large, and the logarithm of it is how far a log-sum-exp can lie above the largest logit."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,9 @@ def read_trace(path: Path) -> Trace:
 def _with_header(name: str, header: Mapping[str, Any], records: list[Record]) -> Trace:
     target, sampling = header["target"], header.get("sampling") or {}
     drafter, note = header.get("drafter"), header.get("note", "")
+    checked: dict[str, Any] = {
+        key: _whole(value) if key == "top_k" else float(_number(value)) for key, value in sampling.items()
+    }
     return Trace(
         name=_string(header.get("title", name)),
         target=_string(target["name"]),
@@ -124,14 +130,14 @@ def _with_header(name: str, header: Mapping[str, Any], records: list[Record]) ->
         vocab_size=_whole(target["vocab_size"], 1),
         dtype=_string(target.get("dtype", "")),
         drafter=None if drafter is None else _string(drafter),
-        sampling=Sampling(**{key: _number(value) for key, value in sampling.items()}),
+        sampling=Sampling(**checked),
         note=_string(note),
         pieces={int(token): _string(piece) for token, piece in header.get("pieces", {}).items()},
         records=records,
     )
 
 
-def _record(found: Mapping[str, Any]) -> Record:
+def _record(found: Any) -> Record:
     nodes, verdict, seconds = found["nodes"], found["verdict"], found["seconds"]
     parents = [_whole(node["parent"], -1, place - 1) for place, node in enumerate(nodes)]
     path = [_whole(node, 0, len(nodes) - 1) for node in verdict["path"]]
@@ -148,15 +154,15 @@ def _record(found: Mapping[str, Any]) -> Record:
     return Record(
         request=_whole(found["request"]),
         start=_whole(found["start"]),
-        last=_whole(found["last"]),
+        last=_token(found["last"]),
         parents=parents,
-        tokens=[_whole(node["token"]) for node in nodes],
-        draft_probs=[_number(node["draft_prob"]) for node in nodes],
-        target_probs=[_number(node["target_prob"]) for node in nodes],
+        tokens=[_token(node["token"]) for node in nodes],
+        draft_probs=[_share(node["draft_prob"]) for node in nodes],
+        target_probs=[_share(node["target_prob"]) for node in nodes],
         target=rows,
         draft=drawn,
         path=path,
-        next_token=_whole(verdict["next_token"]),
+        next_token=_token(verdict["next_token"]),
         rule=_string(verdict["rule"]),
         lossless=bool(verdict["lossless"]),
         coins=coins,
@@ -164,11 +170,14 @@ def _record(found: Mapping[str, Any]) -> Record:
     )
 
 
-def _logits(row: Mapping[str, Any]) -> Logits:
-    ids, logits = [_whole(token) for token in row["ids"]], [_number(logit) for logit in row["logits"]]
+def _logits(row: Any) -> Logits:
+    ids, logits = [_token(token) for token in row["ids"]], [_number(logit) for logit in row["logits"]]
     if len(ids) != len(logits) or len(set(ids)) != len(ids):
         raise ValueError("a logit for every token")
-    return Logits(ids, logits, _number(row["logsumexp"]))
+    whole = _number(row["logsumexp"])
+    if logits and not max(logits) - 1 <= whole <= max(logits) + 1 + math.log(MOST_TOKENS):  # 1 is for rounding
+        raise ValueError("a sum that is none of these logits")
+    return Logits(ids, logits, whole)
 
 
 # ---- bench -----------------------------------------------------------------------------------------------------------
@@ -203,7 +212,7 @@ def read_bench(path: Path) -> Bench:
         protocol, machine = document.get("protocol") or {}, document.get("machine") or {}
         about = {name: str(protocol[name]) for name in ("target", "drafter", "dtype", "source") if protocol.get(name)}
         about |= {name: str(machine[name]) for name in ("cpu", "cores") if machine.get(name)}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} holds a result that is none; {allowed}") from error
     if not rows:
         raise UsageError(f"{path} holds no result; {allowed}", hint="a probe measures nothing")
@@ -211,7 +220,7 @@ def read_bench(path: Path) -> Bench:
     return Bench(path.name, rows, verdict if isinstance(verdict, str) else "", about)
 
 
-def _row(found: Mapping[str, Any]) -> dict[str, Any]:
+def _row(found: Any) -> dict[str, Any]:
     row: dict[str, Any] = {name: _string(found[name]) for name in TEXTS}
     row |= {name: None if found.get(name) is None else _number(found[name]) for name in (*FIGURES, *SPEEDUPS)}
     if row["speedup"] is None:
@@ -263,8 +272,18 @@ def _whole(value: object, low: int = 0, high: int | None = None) -> int:
     return value
 
 
+def _token(value: object) -> int:
+    return _whole(value, 0, MOST_TOKENS - 1)
+
+
+def _share(value: object) -> Any:
+    if not 0 <= _number(value) <= 1 + 1e-3:  # the rounding of a sum
+        raise ValueError(f"{value!r} is no probability")
+    return value
+
+
 def _number(value: object) -> Any:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
         raise ValueError(f"{value!r} is no number")
     return value
 
@@ -273,6 +292,18 @@ def _string(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no text")
     return value
+
+
+def apart(names: Sequence[str]) -> list[str]:
+    """Names under which things are told apart: one that comes again gets a number."""
+    found: list[str] = []
+    for name in names:
+        count, free = 1, name
+        while free in found:
+            count += 1
+            free = f"{name} ({count})"
+        found.append(free)
+    return found
 
 
 def by_request(records: Sequence[Record]) -> dict[int, list[Record]]:
