@@ -132,6 +132,21 @@ def test_a_probe_is_written_and_nothing_is_measured(model: Path, mine: Path, tmp
     assert "16 positions of 2 texts probed" in result.stderr
 
 
+def test_a_probe_is_of_the_head_where_lookup_would_draft_beside_it(
+    model: Path, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody named the two; who names them is told to probe each."""
+    trace, honest = tmp_path / "probe.jsonl", PAIR.load_drafter
+    monkeypatch.setattr(PAIR, "load_drafter", lambda name, *given, **more: honest(f"lookup+{model}", *given, **more))
+    flags = ["--prompts", mine, "--per-category", 1, "--probe", trace]
+    for named in ([], ["--draft", "auto"]):
+        result = call(*quick(model, *flags, *named))
+        assert result.exit_code == 0, result.output
+        assert read_probe(trace).header["drafter"].startswith("small:")
+    result = call(*quick(model, *flags, "--draft", f"lookup+{model}"))
+    assert result.exit_code == 2 and "allowed for a probe: one that is not joined with another" in result.stderr
+
+
 REFUSED = [
     (["--budget", "soon"], "budget is 'soon'; allowed: a number of seconds, or one with s, m or h, such as 3m"),
     (["--budget", "0m"], "budget is 0 seconds; allowed: more than 0"),

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,25 @@ def test_models_draft_chains_and_trees(folder: Path, smaller: Path, prompts: Pat
     assert {row["tree"] for row in rows} == {"chain", "dynamic"}
     known = [row for row in rows if row["predicted"] is not None or (row["prompts"] and row["drafter"] != NONE)]
     assert known and {row["drafter"] for row in known} == {str(smaller)}
+
+
+def test_lookup_and_a_model_are_joined(folder: Path, smaller: Path, prompts: Path, tmp_path: Path) -> None:
+    """Beside the two there is a third one; named alone, it is the only one. Other verbs open it by its name."""
+    out, both = tmp_path / "plan.toml", f"lookup+{smaller}"
+    assumed = ("--costs", "assumed:bandwidth=1e9,flops=1e12")
+    for given, names in ((["lookup", smaller], ["lookup", str(smaller), both]), ([both], [both])):
+        flags = [word for name in given for word in ("--draft", name)]
+        result = run(folder, prompts, *flags, *assumed, "--out", out, "--json")
+        assert result.exit_code == 0, result.output
+        found = json.loads(result.stdout)
+        assert found["protocol"]["drafters"] == names
+        assert {row["drafter"] for row in found["candidates"] if row["predicted"] is not None} == set(names)
+    plan = Plan.read(out)
+    changed = replace(plan, choices=(replace(plan.choices[0], drafter=both, num_draft_tokens=3, depth=3),))
+    changed.write(out)
+    flags = ["--target", folder, "--dtype", "fp32", "--max-new-tokens", "5", "--plan", out, "--json"]
+    said = CliRunner().invoke(app, ["generate", "abcabc", *map(str, flags)])
+    assert json.loads(said.stdout)["speculation"]["method"].startswith("lookup+small:")
 
 
 def test_a_drafter_that_cannot_be_opened_is_a_finding(folder: Path, prompts: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What cannot be emitted is refused by name; what is near enough is emitted, and what it is not is said."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from cards import written
 from heads import random_head, shape_of
 from outpace.decoding.plan import Choice
 from outpace.drafters.record import read_record
+from outpace.engines import guesser as guessers
 from outpace.engines.emit import ENGINES, emit, emit_pair
 from outpace.engines.guesser import Guesser, guesser
 from outpace.engines.schema import schema, versions
@@ -88,6 +90,44 @@ def test_a_drafter_that_is_nowhere() -> None:
         emit(plan_of(Choice(drafter="eagle3", **CHAIN)), "vllm")
     assert guesser("auto", "made-for-nothing").kind == "lookup"
     assert guesser("AngelSlim/Qwen3-8B_eagle3", "").kind == "eagle3", "a well-known one need not be here"
+
+
+def test_lookup_beside_a_model_is_given_up() -> None:
+    """One drafter: what is emitted is that of the model alone, and it is said; a model that is named as well is it."""
+    alone, joined = Choice(drafter=DRAFT, **CHAIN), Choice(drafter=f"lookup+{DRAFT}", **CHAIN)
+    for choices in ([joined], [joined, replace(alone, batch=8)], [alone, replace(joined, batch=8)]):
+        done = emit(plan_of(*choices), "vllm", kind="model")
+        assert replace(done, cannot=done.cannot[1:]) == emit(plan_of(alone), "vllm", kind="model")
+        assert (done.cannot[0].what, done.cannot[0].nearest) == (
+            f"lookup beside {DRAFT}, where the text repeats itself: an engine is started with one drafter",
+            f"{DRAFT} there too, which costs its steps; it was not measured so",
+        )
+    assert not [one for one in emit(plan_of(alone), "vllm", kind="model").cannot if "beside" in one.what]
+    other = emit(
+        plan_of(replace(alone, num_draft_tokens=3), Choice(drafter="lookup+a/b", batch=8)), "vllm", kind="model"
+    )
+    assert [one.what for one in other.cannot][:1] == [
+        f"the drafter lookup+a/b from batch 8 on: an engine is started with one, here {DRAFT}"
+    ]
+    for name in ("lookup", "auto", "", "lookup+a/b"):
+        with pytest.raises(
+            UsageError, match=re.escape(f"lookup is joined with {name!r}; allowed: a head or a smaller")
+        ):
+            emit(plan_of(Choice(drafter=f"lookup+{name}", **CHAIN)), "vllm")
+
+
+def test_auto_is_the_head_that_comes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which lookup drafts beside; without a head it is lookup alone, and nothing is given up."""
+    folder = written(tmp_path / "head")
+    made_for = read_record(folder).target.fingerprint
+    monkeypatch.setattr(guessers, "HEADS", tmp_path)
+    plan = replace(plan_of(Choice(drafter="auto", **CHAIN)), fingerprint=made_for)
+    done = emit(plan, "sglang")
+    assert str(folder) in done.argv or str(folder) in done.script
+    assert done.cannot[0].what.startswith("lookup beside eagle3, where the text repeats itself: an engine is started")
+    assert not [one for one in emit(plan_of(Choice(drafter="auto", **CHAIN)), "sglang").cannot if "beside" in one.what]
+    one = emit(replace(plan, choices=(Choice(drafter="eagle3", **CHAIN),)), "sglang")
+    assert replace(done, cannot=done.cannot[1:]) == one
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -26,6 +26,8 @@ from outpace.decoding.plan import NONE, Choice, Plan, PlanOptions
 from outpace.decoding.prompts import Entry
 from outpace.drafters.budget import TREES
 from outpace.drafters.drafter import Drafter
+from outpace.drafters.either import Either
+from outpace.drafters.load import AUTO
 from outpace.errors import UsageError
 from outpace.evaluation.benchmark import Protocol, Setting, grouped, measure
 from outpace.evaluation.load import BUDGET, ROUNDS
@@ -168,6 +170,8 @@ def _report(work: _Work, prompts: Path | None, plan: Path | None, notes: list[st
         shown: list[Row] = []
         under_load: list[LoadRow] = []
         if work.probe is not None:
+            if isinstance(drafter, Either) and work.guesser in (None, AUTO):
+                drafter = drafter.model  # a probe is of one drafter
             found, noted = _probed(model, drafter, asked, settings[0], protocol, work.probe, progress)
         elif work.load:
             found, under_load, noted = loaded(model, drafter, asked, work.settings, protocol, progress)

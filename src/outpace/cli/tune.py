@@ -34,6 +34,7 @@ from outpace.models import weights
 from outpace.models.target import Target
 from outpace.tuning.candidates import Candidate
 from outpace.tuning.conclusion import Row, Tuned, conclude
+from outpace.tuning.joined import model_name, with_joined
 from outpace.tuning.search import Searched, search
 from outpace.tuning.task import Task
 
@@ -51,7 +52,8 @@ Guessers = Annotated[
     typer.Option(
         metavar="NAME",
         help="Who may draft, may be repeated: lookup, eagle3 for the head that comes with outpace, small, or the "
-        "folder or id of a head or of a smaller model. By default all of these that are at hand.",
+        "folder or id of a head or of a smaller model. By default all of these that are at hand. Beside lookup each of "
+        "the others is tried joined with it too; lookup+NAME is such a pair alone.",
     ),
 ]
 Loads = Annotated[
@@ -122,7 +124,8 @@ def tune(
 
 
 def _open(models: Models, target: Target, named: Sequence[str] | None) -> tuple[dict[str, Drafter], list[str]]:
-    """The drafters by name, and a sentence for each that cannot be opened; the others go on.
+    """The drafters by name, lookup joined with others besides, and a sentence for each that cannot be opened; the
+    others go on.
 
     Raises:
         UsageError: one is named twice.
@@ -138,7 +141,7 @@ def _open(models: Models, target: Target, named: Sequence[str] | None) -> tuple[
             found[name] = models.guesser(name, target)
         except OutpaceError as error:
             missing.append(f"{name} cannot be opened: {error.message}")
-    return found, missing
+    return with_joined(found), missing
 
 
 def _given(spec: str, target: Target, drafters: Mapping[str, Drafter]) -> dict[str, CostTable]:
@@ -147,10 +150,10 @@ def _given(spec: str, target: Target, drafters: Mapping[str, Drafter]) -> dict[s
     Raises:
         UsageError: a file, which holds those of one drafter, and several drafters; or as for ``read_costs``.
     """
-    if len(drafters) > 1 and not spec.startswith("assumed:"):
+    apart = len({model_name(name, drafter) for name, drafter in drafters.items()})
+    if apart > 1 and not spec.startswith("assumed:"):
         raise UsageError(
-            f"the costs {spec} hold one drafter's steps, and {len(drafters)} may draft; allowed: a single --draft, or "
-            f"{EXAMPLE}"
+            f"the costs {spec} hold one drafter's steps, and {apart} may draft; allowed: a single --draft, or {EXAMPLE}"
         )
     return {name: read_costs(spec, target, drafter) for name, drafter in drafters.items()}
 
@@ -211,7 +214,7 @@ def table(rows: Sequence[Row], title: str) -> Table:
     for row in rows:
         interval = "" if row.speedup_ci is None else f" [{row.speedup_ci[0]:.2f}, {row.speedup_ci[1]:.2f}]"
         drawn.add_row(
-            Candidate(row.drafter, row.num_draft_tokens, row.tree, row.depth, row.rule).words,
+            Candidate(row.drafter, row.num_draft_tokens, row.tree, row.depth, row.rule).label,
             str(row.prompts or "-"),
             number(row.predicted, ".2f"),
             "-" if row.speedup is None else f"{row.speedup:.2f}x{interval}",

@@ -9,6 +9,7 @@ from pathlib import Path
 from outpace.decoding.assumed import EXAMPLE, Machine, assumed_table, is_parallel
 from outpace.decoding.costs import CostTable, keep
 from outpace.drafters.drafter import Drafter
+from outpace.drafters.either import computing
 from outpace.errors import UsageError
 from outpace.models.target import Target
 
@@ -27,6 +28,7 @@ def read_costs(spec: str, target: Target, drafter: Drafter | None) -> CostTable:
         UsageError: the file cannot be read or is no cost table, or as ``Machine.parse``.
     """
     if spec.startswith("assumed:"):
+        drafter = computing(drafter)
         return assumed_table(Machine.parse(spec, target, drafter), parallel=is_parallel(drafter))
     try:
         document = json.loads(Path(spec).read_text("utf-8"))

@@ -5,10 +5,10 @@ Knows nothing of how a turn is taken: it watches turns go by. The first line is 
 Header: ``format_version, versions, target {name, fingerprint, vocab_size}, drafter, sampling, machine``. Record:
 ``request, start`` (absolute position of the turn's first token), ``last`` (the token before it), ``num_draft_tokens``,
 ``nodes`` (parent, token, draft_prob, target_prob), ``target`` (a row for the root and every node: the 16 largest raw
-logits by id, and the log-sum-exp of all), ``draft`` (the same up to the last row that has children), ``verdict`` (path,
-next_token, rule, lossless), ``seed``, ``coins`` (as the rule judges by them), ``seconds``. ``draft_prob`` is of the law
-drawn from, 1 for a deterministic child; ``target_prob`` of the target's raw logits. What a turn emitted behind the stop
-is in its record too.
+logits by id, and the log-sum-exp of all), ``draft`` (the same up to the last row that has children; of a tree, rows
+without children mean nothing), ``verdict`` (path, next_token, rule, lossless), ``seed``, ``coins`` (as the rule judges
+by them), ``seconds``. ``draft_prob`` is of the law drawn from, 1 for a deterministic child; ``target_prob`` of the
+target's raw logits. What a turn emitted behind the stop is in its record too.
 """
 
 import json

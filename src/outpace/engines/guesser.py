@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from outpace.drafters.layouts import method_of
-from outpace.drafters.load import AUTO, CACHED, HEADS, LOOKUP, SHIPPED, drafter_made_for
+from outpace.drafters.load import AUTO, CACHED, HEADS, JOINED, LOOKUP, SHIPPED, drafter_made_for
 from outpace.drafters.record import Card, is_card, read_record
 from outpace.drafters.small import METHOD as SMALL
 from outpace.engines.pairs import pairs
@@ -54,30 +54,47 @@ class Guesser:
         return min(depth, self.card.depth_trained) if self.card is not None and self.kind == "medusa" else depth
 
 
+def alone(name: str, fingerprint: str) -> str:
+    """The name of who drafts without lookup beside it, since engines have no two drafters at once.
+
+    Args:
+        name, fingerprint: as for ``guesser``.
+
+    Raises:
+        UsageError: lookup is joined with nobody who can be.
+        WeightsError, UnsupportedError: as for ``guesser``.
+    """
+    if name == AUTO:
+        return LOOKUP if drafter_made_for(fingerprint, HEADS, SHIPPED) is None else SHIPPED
+    other = name.removeprefix(JOINED)
+    if name.startswith(JOINED) and (other in ("", AUTO, LOOKUP) or other.startswith(JOINED)):
+        raise UsageError(f"lookup is joined with {other!r}; allowed: a head or a smaller model")
+    return other
+
+
 def guesser(name: str, fingerprint: str, kind: str | None = None) -> Guesser:
     """The drafter of a plan.
 
     Args:
-        name: as in ``Choice``, of one that drafts.
+        name: as in ``Choice``, of one that drafts; of two that are joined the model is taken, see ``alone``.
         fingerprint: of the plan's target.
         kind: what a drafter is that is not on this machine; None looks it up among the well-known pairs.
 
     Raises:
         UsageError: it is neither here nor well-known and ``kind`` does not say what it is, or it is another kind than
-            that, or no head comes with outpace for this target.
+            that, or no head comes with outpace for this target, or as for ``alone``.
         WeightsError, UnsupportedError: it is here and cannot be read.
     """
     if kind is not None and kind not in KINDS[1:]:
         raise UsageError(f"kind is {kind!r}; allowed: {', '.join(KINDS[1:])}")
-    if name in (AUTO, SHIPPED):
+    name = alone(name, fingerprint)
+    if name == SHIPPED:
         if (found := drafter_made_for(fingerprint, HEADS, SHIPPED)) is not None:
             return _here(found)
-        if name == SHIPPED:
-            raise UsageError(
-                f"the drafter is {name!r}, and no head comes with outpace for the target of fingerprint "
-                f"{fingerprint!r}; allowed: lookup, or the folder or id of a smaller model or of a head"
-            )
-        name = LOOKUP
+        raise UsageError(
+            f"the drafter is {name!r}, and no head comes with outpace for the target of fingerprint "
+            f"{fingerprint!r}; allowed: lookup, or the folder or id of a smaller model or of a head"
+        )
     if name == LOOKUP:
         return Guesser(LOOKUP)
     if name == SMALL and (found := drafter_made_for(fingerprint, cache_root() / CACHED, SMALL)) is not None:

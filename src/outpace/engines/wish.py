@@ -13,8 +13,9 @@ from pathlib import Path
 from outpace.decoding.options import AUTO_DEPTH
 from outpace.decoding.plan import ALL, Choice, Plan
 from outpace.drafters.budget import CHAIN, Branching
+from outpace.drafters.load import LOOKUP
 from outpace.engines.emission import Cannot
-from outpace.engines.guesser import Guesser, guesser
+from outpace.engines.guesser import Guesser, alone, guesser
 from outpace.errors import UsageError, WeightsError
 from outpace.models.weights import DEFAULT, find_weights
 
@@ -168,13 +169,19 @@ def wish(
     chosen = {at: plan.choice(category, at, temperature) for at in (batches if batch is None else [batch])}
     if batch is not None:
         chosen = {1: chosen[batch]}
-    main = next((choice.drafter for choice in chosen.values() if _drafts(choice)), None)
+    names = {at: alone(choice.drafter, plan.fingerprint) for at, choice in chosen.items() if _drafts(choice)}
+    main = next(iter(names.values()), None)
     who = None if main is None else guesser(main, plan.fingerprint, kind)
     asked = Wish(plan.target, _path(plan.target), who, (), temperature, _notes(plan, chosen[1], category))
+    if any(name == main != LOOKUP and chosen[at].drafter != name for at, name in names.items()):
+        asked = asked.without(
+            f"lookup beside {main}, where the text repeats itself: an engine is started with one drafter",
+            f"{main} there too, which costs its steps; it was not measured so",
+        )
     levels: list[Level] = []
     for at, choice in chosen.items():
         level = _level(choice, at, who, temperature)
-        if _drafts(choice) and choice.drafter != main:
+        if names.get(at, main) != main:
             level = replace(min(levels[-1], level, key=lambda one: one.depth), batch=at)
             asked = asked.without(
                 f"the drafter {choice.drafter} from batch {at} on: an engine is started with one, here {main}",

@@ -32,6 +32,7 @@ class Breakdown:
         costs: milliseconds at this load.
         chain: whether drafts are chains, whose best length may change with their acceptance.
         turn_ms: what a turn took by the clock, everything included; None where nothing was timed.
+        copied: the share of turns in which lookup drafts in place of the model, whose steps are not taken then.
     """
 
     alpha: float
@@ -41,10 +42,13 @@ class Breakdown:
     costs: TurnCosts
     chain: bool = True
     turn_ms: float | None = None
+    copied: float = 0.0
 
     @classmethod
-    def of(cls, one: Candidate, known: Figures | Prediction, table: CostTable, batch: int) -> "Breakdown | None":
-        """Of what was measured or predicted; None where there were no drafts."""
+    def of(
+        cls, one: Candidate, known: Figures | Prediction, table: CostTable, batch: int, copied: float = 0.0
+    ) -> "Breakdown | None":
+        """Of what was measured or predicted; None where there were no drafts. ``copied`` is predicted in any case."""
         if known.acceptance is None:
             return None
         steps = one.num_draft_tokens if isinstance(one.num_draft_tokens, int) else one.depth or LONGEST
@@ -56,7 +60,7 @@ class Breakdown:
         own = table.for_tree(Branching.parse(one.tree))
         costs = own.at(batch, _CONTEXT, 1 + max(nodes, LONGEST))
         found = 1 - (known.plain_turn_share or 0.0)
-        return cls(known.acceptance, found, nodes, steps, costs, chain, measured)
+        return cls(known.acceptance, found, nodes, steps, costs, chain, measured, min(copied, found))
 
     @property
     def plain_ms(self) -> float:
@@ -66,7 +70,12 @@ class Breakdown:
     @property
     def draft_ms(self) -> float:
         """Drafting, in the mean over turns with a draft and without."""
-        return self.costs.draft_turn + self.found * self.steps * self.costs.draft_step
+        return (1 - self.copied) * self.costs.draft_turn + self._stepping * self.costs.draft_step
+
+    @property
+    def _stepping(self) -> float:
+        """Draft steps of a turn."""
+        return max(0.0, self.found - self.copied) * self.steps
 
     @property
     def verify_ms(self) -> float:
@@ -121,5 +130,5 @@ class Breakdown:
     def affordable_step(self, scale: float = 1.0) -> float:
         """Milliseconds that a draft step may take for these drafts to break even; negative where none may."""
         tau = 1 + self.found * (chain_tokens(self.alpha, self.steps) - 1)
-        left = scale * tau * self.plain_ms - self.verify_ms - self.costs.draft_turn
-        return left / max(1e-9, self.found * self.steps)
+        left = scale * tau * self.plain_ms - self.verify_ms - (1 - self.copied) * self.costs.draft_turn
+        return left / max(1e-9, self._stepping)

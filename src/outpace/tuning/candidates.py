@@ -11,7 +11,7 @@ from outpace.decoding.options import AUTO_DEPTH
 from outpace.decoding.plan import NONE, Choice, Evidence
 from outpace.drafters.budget import Branching
 from outpace.drafters.drafter import Drafter, deepest, own_rates
-from outpace.drafters.load import LOOKUP
+from outpace.drafters.load import JOINED, LOOKUP
 from outpace.evaluation.benchmark import Setting
 from outpace.models.target import Target
 from outpace.verification.rules import CHAIN_ONLY
@@ -39,24 +39,36 @@ class Candidate:
 
     @property
     def effort(self) -> tuple[int, ...]:
-        """How much there is to it, for ties: plain, then lookup, then other drafters; of each first the controller,
-        which gives up by itself where drafting does not pay, then chains by their length, then trees."""
-        who = 0 if self.plain else 1 if self.drafter == LOOKUP else 2
+        """How much there is to it, for ties: plain, then lookup, then other drafters, then two that are joined; of each
+        first the controller, which gives up by itself where drafting does not pay, then chains by their length, then
+        trees."""
+        who = 0 if self.plain else 1 if self.drafter == LOOKUP else 2 + self.drafter.startswith(JOINED)
         fixed = self.num_draft_tokens if isinstance(self.num_draft_tokens, int) else 0
         return who, int(self.tree != "chain"), int(fixed > 0), fixed, self.depth or 0
 
     @property
     def words(self) -> str:
         """In words, as in a sentence of reasons."""
+        other = self.drafter.removeprefix(JOINED)
+        return self._said(
+            self.drafter if other == self.drafter else f"{LOOKUP} where the text repeats itself and {other} elsewhere"
+        )
+
+    @property
+    def label(self) -> str:
+        """As a row of a table has it: short, the drafter by its name."""
+        return self._said(self.drafter)
+
+    def _said(self, drafter: str) -> str:
         if self.plain:
             return "plain decoding"
         ruled = f", rule {self.rule}" if self.rule is not None else ""
         shape = "" if self.tree == "chain" else f", {self.tree}" + (f", {self.depth} deep" if self.depth else "")
         if self.num_draft_tokens != "auto":
             many = f"{self.num_draft_tokens} draft{'s' * (self.num_draft_tokens > 1)} a turn"
-            return f"{self.drafter}, {many}{shape}{ruled}"
+            return f"{drafter}, {many}{shape}{ruled}"
         most = f", at most {self.depth}" if self.depth and not shape else ""
-        return f"{self.drafter}, as many drafts as pay{most}{shape}{ruled}"
+        return f"{drafter}, as many drafts as pay{most}{shape}{ruled}"
 
     def setting(self, temperature: float) -> Setting:
         """The same as ``bench`` measures it."""

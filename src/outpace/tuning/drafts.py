@@ -18,7 +18,7 @@ Source: Leviathan et al. (arXiv 2211.17192), Sun et al. (arXiv 2403.10444).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import exp
 
@@ -52,6 +52,7 @@ class Draft:
         chances: for each of these, how probably a turn accepts up to there.
         depth: the longest path.
         sure: whether the recording holds the whole draft.
+        copied: whether lookup drafts where another drafter would have, so that no model takes a step.
     """
 
     parents: tuple[int, ...] = ()
@@ -59,6 +60,7 @@ class Draft:
     chances: tuple[float, ...] = ()
     depth: int = 0
     sure: bool = True
+    copied: bool = False
 
 
 NOTHING = Draft()
@@ -82,18 +84,25 @@ def drafting(
         branching: how drafts branch.
         rule: a rule by name, None for the best one.
         seeded: whether requests have a seed and no named rule.
-        threshold: a chain ends before a token of a row whose likeliest one is less probable.
+        threshold: a chain ends before a token of a row whose likeliest one is less probable; copies have none.
         warmth: a temperature nearby in place of the trace's.
 
     Raises:
         UsageError: the recording cannot tell of such drafts.
     """
     _check(recording, branching, rule, threshold)
+    own = _drafting(recording, branching, rule, seeded, threshold, warmth)
+    return _Joined(own, recording.deepest) if recording.unasked else own
+
+
+def _drafting(
+    recording: Recording, branching: Branching, rule: str | None, seeded: bool, threshold: float, warmth: Warmth | None
+) -> Drafting:
+    """Of a drafter alone."""
     by_chance = branching.is_chain and recording.is_model and not recording.sampling.greedy
     if branching.is_chain:
         drawn = BY_RULE[rule] if by_chance and not (seeded and rule is None) else None
-        judged = _Chains(threshold, drawn, warmth, _usual(recording) if recording.kind == "trace" else ())
-        return judged
+        return _Chains(threshold, drawn, warmth, _usual(recording) if recording.kind == "trace" else ())
     if branching.kind == "static":
         return _Static(_rates(recording, branching))
     return _Ranked(branching, _widest(recording, branching), recording.tree_nodes)
@@ -207,6 +216,24 @@ class _Static:
         shape = static_shape(self.rates, nodes, depth)
         path = shaped(shape, followed)
         return Draft(shape.parents, path, (1.0,) * len(path), max(shape.depths, default=0))
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """Copies where lookup drafts, which the text alone judges; a model's drafts elsewhere, as deep as it reaches."""
+
+    model: Drafting
+    deepest: int | None
+
+    def __call__(self, text: Text, place: int, depth: int, nodes: int) -> Draft:
+        copy = text.places[place].copy
+        if copy is None:
+            return self.model(text, place, min(depth, self.deepest or depth), nodes)
+        if depth <= 0:
+            return NOTHING
+        length = min(depth, len(copy))
+        agreed = _agreement(copy[:length], text.tokens(place, length))
+        return replace(_chain(length, (1.0,) * agreed), copied=True)
 
 
 # ---- what a recording can tell --------------------------------------------------------------------------------------

@@ -46,10 +46,11 @@ def breakdown(found: Found, one: Candidate, category: str = ALL) -> Breakdown | 
     """A candidate's turn taken apart, as it was measured or else predicted."""
     table = found.costs.get(one.drafter)
     known = None if found.trials is None else found.trials.figures(one, category)
-    if known is None or known.acceptance is None:
-        promised = found.promises.get(category, {}).get(one)
-        return None if promised is None or table is None else Breakdown.of(one, promised, table, found.level.batch)
-    return None if table is None else Breakdown.of(one, known, table, found.level.batch)
+    promised = found.promises.get(category, {}).get(one)
+    figures = promised if known is None or known.acceptance is None else known
+    if figures is None or table is None:
+        return None
+    return Breakdown.of(one, figures, table, found.level.batch, 0.0 if promised is None else promised.copied)
 
 
 def loads(levels: Sequence[Found], verdicts: Sequence[Verdict]) -> str | None:
@@ -119,7 +120,7 @@ def _verdict(found: Found, verdict: Verdict, task: Task) -> str:
             f"Decode plainly: it is not sure that drafting helps; {best.words}, the best that drafts, is {_of(other)}."
         )
     if verdict.why == "unclear" and best is not None:
-        tail = f"{best.words} is {_of(other)}" + (f", and this is {_of(ours)}" if best != chosen else "")
+        tail = f"it is {_of(ours)}" if best == chosen else f"{best.words} is {_of(other)}, and this is {_of(ours)}"
         return f"Draft with {chosen.words}, which gives up by itself where it does not help: {tail}."
     if verdict.why == "bound":
         return _bounded(found, verdict, task)
@@ -132,7 +133,8 @@ def _verdict(found: Found, verdict: Verdict, task: Task) -> str:
         return "Decode plainly: nobody was there to draft, or nothing could be said of those who were."
     promised = found.promises[category][best].speedup or 0.0
     what = "Decode plainly" if chosen.plain else f"Draft with {chosen.words}, which gives up by itself"
-    return f"{what}: the time held no run, and {promised:.2f}x is only what a trace promises of {best.words}."
+    whom = "it" if best == chosen else best.words
+    return f"{what}: the time held no run, and {promised:.2f}x is only what a trace promises of {whom}."
 
 
 def _of(found: Comparison | None) -> str:

@@ -29,6 +29,7 @@ class Place:
         accepted: how many of them were taken, where a rule that leaves it to chance decided; None where the text tells.
         row: the target's largest logits and their log-sum-exp; None where nothing says.
         grade: what the drafter said that its draft would be worth; None where it did not say.
+        copy: what lookup drafts here in place of the model that it is joined with; None where it does not.
     """
 
     token: int
@@ -40,6 +41,7 @@ class Place:
     accepted: int | None = None
     row: tuple[tuple[float, ...], float] | None = None
     grade: int | None = None
+    copy: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class Recording:
         rates: the drafter's own rates by rank.
         texts: at least one that drafts could have sped up.
         deepest: the longest path that the drafter can draft; None where it has no limit or the trace does not tell.
+        unasked: grades of the places with copies; none but where lookup is joined with a model, see ``joined``.
 
     Raises:
         UsageError: there is none.
@@ -92,6 +95,7 @@ class Recording:
     rates: Rates
     texts: tuple[Text, ...]
     deepest: int | None = None
+    unasked: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         if not any(len(text.places) > 1 for text in self.texts):

@@ -63,6 +63,7 @@ class Prediction:
         assumed: whether the costs were assumed and not measured.
         tau_ci: the 95 % interval of a bootstrap over texts or groups; None for a single one.
         unsure: the share of turns whose draft the recording does not wholly hold.
+        copied: the share of turns in which lookup drafted in place of the model that it is joined with.
         approximate: what was taken for granted, in words; empty where the recording tells all.
     """
 
@@ -76,6 +77,7 @@ class Prediction:
     assumed: bool = False
     tau_ci: tuple[float, float] | None = None
     unsure: float = 0.0
+    copied: float = 0.0
     approximate: tuple[str, ...] = ()
 
 
@@ -115,7 +117,7 @@ def replay(
     if warmth is not None:
         units, apart = _nearby(trace, drafts, depth, nodes, prices, warmth)
         return _prediction(units, table, _taken(trace, setting, costs), apart)
-    makes = control or _controller(setting, branching, depth, nodes, table)
+    makes = control or _controller(trace, setting, branching, depth, nodes, table)
     if makes is None and setting.batch == 1:
         units = [expected(text, drafts, depth, nodes, prices) for text in trace.texts]
     else:
@@ -139,7 +141,7 @@ def _bounds(trace: Recording, setting: Setting, branching: Branching) -> tuple[i
         raise UsageError(f"drafts are {deepest} deep; allowed: up to {trace.depth}, as deep as the trace's")
     if not branching.is_chain and trace.trees and nodes > trace.tree_nodes:
         raise UsageError(f"num_draft_tokens is {nodes}; allowed: up to {trace.tree_nodes}, as many as the trace's")
-    reached = min(deepest, trace.deepest or deepest)
+    reached = deepest if trace.unasked else min(deepest, trace.deepest or deepest)  # a copy reaches as far as is asked
     return reached, reached if branching.is_chain else nodes
 
 
@@ -164,11 +166,11 @@ def _check(
 
 
 def _controller(
-    setting: Setting, branching: Branching, depth: int, nodes: int, costs: CostTable | None
+    trace: Recording, setting: Setting, branching: Branching, depth: int, nodes: int, costs: CostTable | None
 ) -> Callable[[], Control] | None:
     if setting.num_draft_tokens != "auto" or costs is None:
         return None
-    return partial(Adaptive, costs, branching, depth, nodes)
+    return partial(Adaptive, costs, branching, depth, nodes, trace.unasked)
 
 
 def _taken(trace: Recording, setting: Setting, costs: CostTable | None) -> tuple[str, ...]:
@@ -228,6 +230,7 @@ def _mean(passes: Sequence[Counts]) -> Counts:
         turns=mean([one.turns for one in passes]),
         plain_turns=mean([one.plain_turns for one in passes]),
         unsure=mean([one.unsure for one in passes]),
+        copied=mean([one.copied for one in passes]),
         tried=columns([one.tried for one in passes]),
         passed=columns([one.passed for one in passes]),
         ms=mean([one.ms for one in passes]),
@@ -262,6 +265,7 @@ def _nearby(
         read = prices.reading([text.prompt])[0]
         share = own.emitted / tau / own.turns if own.turns else 0.0
         own.turns, own.plain_turns, own.unsure = own.turns * share, own.plain_turns * share, own.unsure * share
+        own.copied *= share
         own.tried, own.passed = (list(map(float, own.turns * part)) for part in (tried[:-1], survival[1:]))
         own.ms = read + (own.ms - read) * share
         units.append(own)
@@ -295,6 +299,7 @@ def _prediction(
         plain_turn_share=sum(one.plain_turns for one in units) / turns,
         tau_ci=near if several else None,
         unsure=sum(one.unsure for one in units) / turns,
+        copied=sum(one.copied for one in units) / turns,
         approximate=taken,
     )
     if table is None:

@@ -23,6 +23,7 @@ from outpace.models.staging import Progress, silent
 from outpace.models.target import Target
 from outpace.tuning.candidates import PLAIN, Candidate, all_candidates
 from outpace.tuning.halving import SIZES, entrants, finished, own_entrants, rounds_left, survivors
+from outpace.tuning.joined import joined_too, model_name, parts
 from outpace.tuning.probing import predict, record
 from outpace.tuning.recording import Recording
 from outpace.tuning.replay import Prediction
@@ -183,10 +184,11 @@ class _Search:
         recordings: dict[float, dict[str, Recording]] = {}
         for heat in heats:
             until = min(self.clock() + share, self.end)
-            recordings[heat], notes = record(
-                self.target, self.drafters, self.asked, self.task, heat, until, clock=self.clock, told=self.told
+            apart, notes = record(
+                self.target, parts(self.drafters), self.asked, self.task, heat, until, clock=self.clock, told=self.told
             )
-            self.found.notes += [note for note in notes if note not in self.found.notes]
+            recordings[heat], more = joined_too(apart, self.drafters)
+            self.found.notes += [note for note in (*notes, *more) if note not in self.found.notes]
         levels = self.task.levels
         for place, level in enumerate(levels):
             heat = level.temperature
@@ -225,29 +227,40 @@ class _Search:
         return found
 
     def costs(self, temperature: float) -> dict[str, CostTable]:
-        """What turns cost with every drafter; one that cannot draft here is noted and has none."""
-        task, found = self.task, {}
+        """What turns cost with every drafter; one that cannot draft here is noted and has none. Of two that are joined
+        only the model costs something: what was measured of it stands for both."""
+        task = self.task
+        apart = sorted(self.drafters, key=lambda name: model_name(name, self.drafters[name]) != name)
+        models = {name: model_name(name, self.drafters[name]) for name in apart}
+        whole = min(MOST_COSTS_S, COSTS_SHARE * task.budget_s / len(task.temperatures))
+        found: dict[str, CostTable | None] = {}
+        for name, model in models.items():
+            if model not in found:
+                found[model] = self.cost(name, temperature, whole / len({*models.values()}))
+        return {name: table for name, model in models.items() if (table := found[model]) is not None}
+
+    def cost(self, name: str, temperature: float, seconds: float) -> CostTable | None:
+        """What turns cost with one drafter, measured for so long; None where it cannot draft here, which is noted."""
+        task = self.task
         batches = {*task.batches, *(BATCHES if task.budget_s >= ROOMY_S else ())}
-        share = min(MOST_COSTS_S, COSTS_SHARE * task.budget_s / len(task.temperatures)) / max(1, len(self.drafters))
-        for name, drafter in self.drafters.items():
-            own = [one for one in self.candidates(temperature) if one.drafter == name]
-            shapes = {one.tree for one in own if one.tree != "chain"}
-            self.told(f"measuring what {name} costs here")
-            try:
-                found[name] = tuning_costs(
-                    self.target,
-                    drafter,
-                    batches=sorted(batches),
-                    contexts=(_CONTEXT,),
-                    rows=1 + (AUTO_NODES if shapes else max(one.depth or 0 for one in own)),
-                    sampling=task.sampling(temperature),
-                    seeded=task.seeded(),
-                    branchings=[Branching.parse(shape) for shape in sorted(shapes)],
-                    seconds=share,
-                )
-            except OutpaceError as error:
-                self.found.notes.append(f"{name} cannot draft here: {error.message}")
-        return found
+        own = [one for one in self.candidates(temperature) if one.drafter == name]
+        shapes = {one.tree for one in own if one.tree != "chain"}
+        self.told(f"measuring what {name} costs here")
+        try:
+            return tuning_costs(
+                self.target,
+                self.drafters[name],
+                batches=sorted(batches),
+                contexts=(_CONTEXT,),
+                rows=1 + (AUTO_NODES if shapes else max(one.depth or 0 for one in own)),
+                sampling=task.sampling(temperature),
+                seeded=task.seeded(),
+                branchings=[Branching.parse(shape) for shape in sorted(shapes)],
+                seconds=seconds,
+            )
+        except OutpaceError as error:
+            self.found.notes.append(f"{name} cannot draft here: {error.message}")
+            return None
 
     # ---- real runs ---------------------------------------------------------------------------------------------------
 

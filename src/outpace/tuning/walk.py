@@ -30,7 +30,7 @@ class Counts:
     """What decoding a text, or a group of texts at once, took: turns of each row, and milliseconds of all.
 
     ``tried`` and ``passed`` are by position, as in ``decoding/stats.py``; where chance decides, all are expectations.
-    ``tosses`` counts how often a coin did.
+    ``tosses`` counts how often a coin did, ``copied`` turns in which lookup drafted in place of a model.
     """
 
     tokens: int = 0
@@ -38,6 +38,7 @@ class Counts:
     turns: float = 0.0
     plain_turns: float = 0.0
     unsure: float = 0.0
+    copied: float = 0.0
     tried: list[float] = field(default_factory=list)
     passed: list[float] = field(default_factory=list)
     ms: float = 0.0
@@ -49,6 +50,7 @@ class Counts:
         self.turns += visited
         self.plain_turns += visited * (not draft.parents)
         self.unsure += visited * (not draft.sure)
+        self.copied += visited * (draft.copied and bool(draft.parents))
         for counts in (self.tried, self.passed):
             counts += [0.0] * (draft.depth - len(counts))
         for place in range(min(draft.depth, len(matched))):
@@ -69,12 +71,12 @@ class Prices:
         self.known: dict[tuple[int, int], TurnCosts] = {}
 
     def turn(self, batch: int, context: int, nodes: int, depth: int, asked: bool) -> float:
-        """A turn in which the widest draft has ``nodes``; one that was asked for and not found costs the search."""
+        """A turn in which the widest draft has ``nodes``; ``asked`` says whether anybody was whose ``depth`` steps cost
+        something: a draft that was not found costs the search, a copy in place of a model's draft nothing."""
         at = self._at(batch, context)
         if at is None:
             return 0.0
-        searched = at.draft_turn if asked and not nodes else 0.0
-        return searched + at.turn_ms(nodes, depth)
+        return (at.draft_turn + depth * at.draft_step if asked else 0.0) + at.verify_ms(1 + nodes)
 
     def reading(self, prompts: Sequence[int]) -> tuple[float, float]:
         """Prompts that are read together, with the drafter and plainly."""
@@ -110,7 +112,7 @@ def expected(text: Text, drafts: Drafting, depth: int, nodes: int, prices: Price
         draft = drafts(text, place, asked, nodes)
         matched = (1.0, *draft.chances)
         found.add(draft, begun[place], matched)
-        found.ms += begun[place] * prices.turn(1, context, len(draft.parents), draft.depth, asked > 0)
+        found.ms += begun[place] * prices.turn(1, context, *_size([draft], [asked]))
         for accepted, chance in enumerate(matched):
             ends = chance - (matched[accepted + 1] if accepted + 1 < len(matched) else 0.0)
             begun[min(places, place + accepted + 1)] += begun[place] * ends
@@ -144,9 +146,7 @@ def simulated(
         accepted = [_toss(draft.chances, coins) for draft in turn]
         found.tosses += sum(min(draft.chances, default=1.0) < 1 for draft in turn)
         control.learn(_told(turn, accepted))
-        widest = max(len(draft.parents) for draft in turn)
-        deepest = max(draft.depth for draft in turn)
-        found.ms += prices.turn(len(rows), max(lengths) + 1, widest, deepest, not budget.empty)
+        found.ms += prices.turn(len(rows), max(lengths) + 1, *_size(turn, budget.depths))
         going = []
         for row, ((text, place), draft, count) in enumerate(zip(rows, turn, accepted, strict=True)):
             found.add(draft, 1.0, (1.0,) * (1 + count))
@@ -159,6 +159,12 @@ def simulated(
             control.select(going)
             rows = [rows[row] for row in going]
     return found
+
+
+def _size(turn: Sequence[Draft], depths: Sequence[int]) -> tuple[int, int, bool]:
+    """Nodes, draft steps and whether any were asked for, as ``Prices.turn`` takes them; copies take no steps."""
+    asked = [draft for draft, depth in zip(turn, depths, strict=True) if depth and not draft.copied]
+    return max(len(draft.parents) for draft in turn), max((draft.depth for draft in asked), default=0), bool(asked)
 
 
 def _grades(rows: Sequence[tuple[Text, int]]) -> list[int] | None:
