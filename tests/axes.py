@@ -14,11 +14,13 @@ from dataclasses import is_dataclass
 from typing import Any, get_args, get_type_hints
 
 import jaxtyping
-from beartype import beartype
+from beartype import BeartypeConf, beartype
 
 HONEST = jaxtyping.jaxtyped
 SCOPE: Any = HONEST("context")
 """Axes that are bound inside are forgotten outside. It has no state of its own, so that one serves every call."""
+CHECK = beartype(conf=BeartypeConf(violation_type=jaxtyping.TypeCheckError))
+"""Refuses with the error that jaxtyping's own decorator raises, which is a ``TypeError``."""
 
 
 def _has_axes(annotation: Any) -> bool:
@@ -36,7 +38,7 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any] | None:
         hints = get_type_hints(function, include_extras=True)
     except NameError:
         return None
-    checked: Callable[..., Any] = beartype(function)
+    checked: Callable[..., Any] = CHECK(function)
     if not any(map(_has_axes, hints.values())):
         return checked
 

@@ -8,7 +8,6 @@ import jaxtyping
 import pytest
 import torch
 from beartype import beartype
-from beartype.roar import BeartypeCallHintViolation
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -16,8 +15,6 @@ import axes
 from outpace.decoding.generate import speculative_decode
 from outpace.verification.probabilities import argmax
 from outpace.verification.tree import DraftTree
-
-REFUSED = (BeartypeCallHintViolation, jaxtyping.TypeCheckError)
 
 
 def product(left: Float[Tensor, "rows inner"], right: Float[Tensor, "inner columns"]) -> Float[Tensor, "rows columns"]:
@@ -97,7 +94,7 @@ def test_the_same_is_refused(place: int, by: str) -> None:
         if fits:
             function(*arguments)
         else:
-            with pytest.raises(REFUSED):
+            with pytest.raises(jaxtyping.TypeCheckError):
                 function(*arguments)
 
 
@@ -118,7 +115,7 @@ def test_it_can_be_switched_off() -> None:
         function(of(2, 3), of(3, 4))
     finally:
         jaxtyping.config.update("jaxtyping_disable", before)
-    with pytest.raises(REFUSED):
+    with pytest.raises(jaxtyping.TypeCheckError):
         function(of(2, 3), of(3, 4))
 
 
@@ -130,5 +127,5 @@ def test_outpace_is_checked() -> None:
         lambda: DraftTree(of(2).long(), of(2, 3).long()),
         lambda: speculative_decode("target", None, [1], "four", 1.0),  # type: ignore[arg-type]
     ):
-        with pytest.raises(REFUSED):
+        with pytest.raises(jaxtyping.TypeCheckError):
             call()
