@@ -34,7 +34,8 @@ class Proposal:
         tree: the drafted nodes; a row may be empty.
         draft_probs: row 0 is the law the root's children were drawn from, row 1 + i the law of node i's children, in
             target ids; None when children are deterministic (one-hot), as for lookup and top-k trees.
-        draft_logits: what a model drafter's raw logits were at the same rows, for traces; None where there are none.
+        draft_logits: what a model drafter's raw logits were at the same rows, for traces; None where there are none. Of
+            a tree, rows without children mean nothing.
         draft_ids: the target's id of each of their columns; None where columns are the target's ids.
     """
 
